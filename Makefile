@@ -1,0 +1,56 @@
+# make help lists the targets. PYTHON= chooses the interpreter, VENV= an existing environment.
+PYTHON ?= python3
+VENV ?= .venv
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.gramgn-ready
+
+.PHONY: help env demo test test-fast lint format figures bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+env: $(READY) ## build the environment .venv from requirements.lock (about 2 to 10 minutes the first time)
+
+# An environment without our mark is made, or, where VENV= names one that exists, only added to: a torch that is
+# there already (a machine's own CUDA build) is kept if pyproject.toml allows it.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} is not supported: 3.11 to 3.13 are. Choose one with make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@if [ ! -x $(BIN)/python ]; then echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); fi
+	@if $(BIN)/python -c 'import torch' 2>/dev/null && [ ! -e $(VENV)/.gramgn-made ]; then \
+	    echo "keeping the torch of $(VENV)"; grep -vE '^(torch|torchvision)==' requirements.lock > $(VENV)/.gramgn-lock; \
+	else touch $(VENV)/.gramgn-made; cp requirements.lock $(VENV)/.gramgn-lock; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/.gramgn-lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: $(READY) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
+	@$(BIN)/python scripts/demo.py
+
+test: $(READY) ## all tests
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-fast: $(READY) ## the tests without the ones that start whole processes
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/numerics tests/contract
+
+lint: $(READY) ## style, docstrings, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(READY) ## put the code into its standard form
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+figures: $(READY) ## draw the finished runs into outputs/figures
+	@$(BIN)/python scripts/make_figures.py
+
+bench: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
+	@$(BIN)/python scripts/bench_pipeline.py
+
+clean: ## remove caches (no data, no results)
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

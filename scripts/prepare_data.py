@@ -1,0 +1,46 @@
+"""Prepare a data set: find its images, decode every one once, split, and store one array.
+
+python scripts/prepare_data.py dataset=rsna dataset.root=/data/rsna
+python scripts/prepare_data.py dataset=rsna dataset.root=/data/rsna image_size=32
+python scripts/prepare_data.py dataset=afad archive=/downloads/tarball-lite    # unpacks first
+python scripts/prepare_data.py dataset=rotation dataset.root=/data/hands.npz
+python scripts/prepare_data.py dataset=rsna_synthetic        # draws its images itself
+
+The keys are those of train.py's ``dataset`` group. May be interrupted and run again at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from gramgn.app import absolute, build_dataset, compose_config, plain, report_errors, set_repository  # noqa: E402
+from gramgn.data import AFAD, unpack_afad  # noqa: E402
+from gramgn.errors import ConfigError  # noqa: E402
+
+
+def main(overrides: list[str]) -> None:
+    """Prepare the data set that the overrides of ``conf/prepare.yaml`` choose; exits with 2 on bad input."""
+    if {"-h", "--help"} & set(overrides):
+        print(__doc__)
+        return
+    set_repository(ROOT)
+    with report_errors():
+        config = plain(compose_config(overrides, "prepare"))
+        dataset = build_dataset(config["dataset"])
+        if config["archive"] is not None:
+            if type(dataset) is not AFAD:
+                raise ConfigError("archive=... unpacks the parts of AFAD: use it with dataset=afad")
+            checksums = ROOT / "data" / "checksums" / f"afad_{dataset.variant}_parts.sha1"
+            unpack_afad(
+                absolute(config["archive"]), dataset.root, checksums=checksums, variant=dataset.variant
+            )
+        dataset.check(config["image_size"])
+        print(dataset.prepare(config["image_size"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

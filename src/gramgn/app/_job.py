@@ -1,0 +1,247 @@
+"""One run from configuration to records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramgn.app._build import build, build_dataset, target_class
+from gramgn.app._plan import Job, split_paths, write_local_paths
+from gramgn.app._recording import Recording
+from gramgn.app._repository import absolute, shown
+from gramgn.app._run_record import dataset_record, first_record, optimizer_record
+from gramgn.app._schema import TrackingConfig, check_entries
+from gramgn.errors import ConfigError, DataError, first_line
+from gramgn.progress import say
+from gramgn.tracking.records import RunFolder
+from gramgn.training import (
+    Clock,
+    Diverged,
+    Precision,
+    TensorData,
+    Trainer,
+    TrainerConfig,
+    apply_settings,
+    choose_device,
+    deferred_signals,
+    load_weights,
+    seed_everything,
+    synchronize,
+    takes_model,
+)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a configuration was built into, before any data is touched."""
+
+    dataset: Any
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    precision: Precision
+    config: TrainerConfig
+    tracking: TrackingConfig
+    clock: Clock
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Do one run and return its run.json; ``state`` there is ``"done"`` or ``"diverged"``.
+
+    Everything that can be wrong with the configuration is found before the run's folder is made.
+
+    Raises:
+        InputError: If configuration or data are not usable.
+        StopRequested: If the run was asked to stop; its state on disk is ``"interrupted"``.
+        Exception: Whatever a user's own class raised; the state on disk is ``"failed"``.
+    """
+    parts = build_parts(job)
+    folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder)
+    with folder.lock():
+        if job.stored is None:
+            write_local_paths(split_paths(job.config)[1], folder.path)
+        record = first_record(job, parts.model, parts.optimizer, parts.device, parts.precision)
+        recording = Recording(folder, record, parts.clock)
+        try:
+            with parts.clock.part("startup"):
+                trainer = _trainer(job, parts, recording)
+            with deferred_signals() as stop:
+                trainer.fit(stop)
+        except Diverged as error:
+            return recording.close(error)
+        except BaseException as error:
+            recording.close(error)
+            raise
+        return recording.close(None)
+
+
+def build_parts(job: Job) -> Parts:
+    """Build and check everything that needs no data.
+
+    Raises:
+        InputError: For whatever is wrong: a key, a value, a combination, missing raw data.
+    """
+    check_entries(job.config)
+    _check_single_process()
+    config, tracking = TrainerConfig(**job.config["trainer"]), TrackingConfig(**job.config["tracking"])
+    device = choose_device(config.device)
+    clock = Clock(partial(synchronize, device))
+    with clock.part("startup"):
+        precision = apply_settings(config)
+        seed_everything(job.config["seed"])
+        model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
+        optimizer = _build_optimizer(job.config["optimizer"], model)
+        dataset = build_dataset(job.config["dataset"])
+        _probe(model, dataset, config, device)
+        if hasattr(dataset, "check"):
+            dataset.check(config.image_size)
+        if job.config["init_from"] is not None and job.stored is None:
+            warm_start(model, job.config["init_from"])
+    return Parts(dataset, model, optimizer, device, precision, config, tracking, clock)
+
+
+def warm_start(model: nn.Module, init_from: str) -> None:
+    """Load the last weights of another run; the last layer is kept, and targets are standardised anew.
+
+    Raises:
+        InputError: If the folder is no run's, or its network has other parameters.
+    """
+    folder = RunFolder.open(absolute(init_from))
+    weights = load_weights(folder.checkpoint_dir, say)
+    own = {name: list(value.shape) for name, value in model.state_dict().items()}
+    theirs = {name: list(value.shape) for name, value in weights.items()}
+    differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    if differing:
+        first = differing[0]
+        raise ConfigError(
+            f"init_from={shown(folder.path)} holds a {folder.read_run()['model']['name']} whose weights do not "
+            f"fit: {len(differing)} tensors differ, the first is {first} (there {theirs.get(first, 'absent')}, "
+            f"here {own.get(first, 'absent')}). Choose the same model, depth, width and channels"
+        )
+    model.load_state_dict(weights)
+
+
+def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:
+    wants_model = takes_model(target_class("optimizer", section))
+    optimizer = build("optimizer", section, model if wants_model else list(model.parameters()))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"optimizer._target_={section['_target_']} did not make a torch.optim.Optimizer")
+    return optimizer
+
+
+def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
+    """Load the data and put the loop together, at the last checkpoint where the run is resumed."""
+    config = parts.config
+    loaded = parts.dataset.load(config.image_size)
+    described = dataset_record(loaded, config.image_size)
+    _check_same_data(job, described)
+    data = TensorData(
+        loaded.images,
+        loaded.targets,
+        loaded.split,
+        channels=loaded.channels,
+        device=parts.device,
+        dtype=getattr(torch, config.dtype),
+        standardize_targets=config.standardize_targets,
+    )
+    batch_size = config.batch_size_for(data.size("train"))
+    recording.add(
+        dataset=described,
+        scaling=vars(data.scaling),
+        optimizer=optimizer_record(job, parts.optimizer, batch_size),
+    )
+    recording.start_mirror(job, parts.tracking)
+    recording.reporter.unit = loaded.unit
+    trainer = Trainer(
+        parts.model,
+        parts.optimizer,
+        data,
+        config,
+        seed=job.config["seed"],
+        folder=recording.folder,
+        clock=parts.clock,
+        mirror=recording.rows,
+        reporter=recording.reporter,
+    )
+    recording.trainer = trainer
+    if job.stored is not None:
+        _resume(trainer, job)
+    recording.reporter.say(_headline(job, parts, described, data))
+    return trainer
+
+
+def _resume(trainer: Trainer, job: Job) -> None:
+    going_on = trainer.resume()
+    done = trainer.position.epoch
+    if going_on and done >= trainer.config.epochs:
+        trainer.reporter.say(f"{done} epochs are done; give trainer.epochs=<more> to train further")
+    elif going_on:
+        trainer.reporter.say(f"resuming after epoch {done}, step {trainer.position.step}")
+    else:
+        trainer.reporter.say("resuming from the start: the run stopped before its first checkpoint")
+    threads = (job.stored or {}).get("threads")
+    if threads != torch.get_num_threads():
+        trainer.reporter.say(
+            f"note: {torch.get_num_threads()} threads now, {threads} before; sums may round differently"
+        )
+
+
+def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: TensorData) -> str:
+    counts = ", ".join(f"{data.size(split)} {split}" for split in ("train", "val", "test"))
+    names = " + ".join(job.choices.get(group, "?") for group in ("optimizer", "model"))
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    size = described["image_size"]
+    return (
+        f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}] at {size}x{size}: "
+        f"{counts}; {parts.device}, {parts.config.dtype}, {torch.get_num_threads()} threads\n"
+        f"run folder: {shown(job.folder)}"
+    )
+
+
+def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.device) -> None:
+    """Try the network on two blank images, so that a wrong shape is found before the data is prepared."""
+    channels = getattr(dataset, "channels", None)
+    if channels is None:
+        return
+    shape = (2, channels, config.image_size, config.image_size)
+    blank = torch.zeros(shape, device=device, dtype=getattr(torch, config.dtype))
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = model(blank)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the network does not take images of shape {list(shape)}: {first_line(error)}. "
+            "Check model.in_channels, dataset.channels and trainer.image_size"
+        ) from error
+    finally:
+        model.train()
+    got = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if got != [2]:
+        raise ConfigError(
+            f"the network must return one number a sample, shape [2] for 2 images; it returned {got}. "
+            "Set num_outputs=1, or end its forward with .squeeze(-1)"
+        )
+
+
+def _check_single_process() -> None:
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"
+        )
+
+
+def _check_same_data(job: Job, described: Mapping[str, Any]) -> None:
+    before = ((job.stored or {}).get("dataset") or {}).get("manifest_sha256")
+    if before is not None and before != described["manifest_sha256"]:
+        raise DataError(
+            f"the data set {described['name']} is not the one this run began with (manifest "
+            f"{described['manifest_sha256'][:12]}, then {before[:12]}): put the old one back, or start a new run"
+        )

@@ -1,0 +1,122 @@
+"""What is to be run: a new run, or one that goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gramgn.app._repository import absolute, repository
+from gramgn.errors import ConfigError
+from gramgn.tracking import portable
+from gramgn.tracking.records import RunFolder, write_atomic
+
+RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
+LOCAL_FILE = "local.json"
+PATH_KEYS = (("dataset", "root"), ("dataset", "prepared_root"), ("init_from",))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that is to be done.
+
+    Attributes:
+        config: The whole configuration, resolved.
+        choices: The option chosen in each group, e.g. ``{"optimizer": "ggn"}``; labels in records and figures.
+        overrides: What was written on the command line.
+        folder: The run's folder.
+        group: The sweep it belongs to.
+        stored: The content of run.json if the run exists already and goes on; None for a new one.
+    """
+
+    config: dict[str, Any]
+    choices: dict[str, str]
+    overrides: list[str]
+    folder: Path
+    group: str | None = None
+    stored: dict[str, Any] | None = None
+
+
+def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path) -> Job:
+    """Return the job that continues the run in ``folder``.
+
+    Args:
+        given: The configuration of this start; only what may change is taken from it.
+        overrides: This start's command line.
+        folder: The run's folder.
+
+    Raises:
+        ConfigError: If the command line changes anything but epochs, device, threads and tracking; if the run
+            diverged, or fewer epochs are asked for than are done.
+        InputError: If the folder is no run's.
+    """
+    keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
+    refused = [key for key in keys if key not in ("resume", *RESUMABLE) and key.split(".")[0] != "tracking"]
+    if refused:
+        raise ConfigError(
+            f"a resumed run keeps its configuration, so {', '.join(refused)} cannot be given; only "
+            f"{', '.join(RESUMABLE)} and tracking may change. Start a new run, or use init_from=<run folder>"
+        )
+    stored = RunFolder.open(folder).read_run()
+    if stored["state"] == "diverged":
+        raise ConfigError(
+            f"the run in {folder} diverged ({stored['error']['message']}) and would do so again; "
+            "start a new one with other settings"
+        )
+    config = with_local_paths(stored["config"], folder)
+    for key in RESUMABLE:
+        if key in keys:
+            section, name = key.split(".")
+            config[section] = {**config[section], name: given[section][name]}
+    if any(key.split(".")[0] == "tracking" for key in keys):
+        config["tracking"] = given["tracking"]
+    return Job(
+        config=config,
+        choices=stored["choices"],
+        overrides=stored["overrides"],
+        folder=folder,
+        group=stored.get("group"),
+        stored=stored,
+    )
+
+
+def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Separate the configuration as recorded (and uploaded) from the paths of this machine.
+
+    Returns:
+        The configuration with every path relative to the repository or cut to its last name, and the paths
+        that this changed by dotted key: kept in the run folder's ``local.json``, which is never uploaded.
+    """
+    recorded = portable(dict(config), repository())
+    local = {}
+    for keys in PATH_KEYS:
+        value = _get(config, keys)
+        if value is not None and absolute(value) != absolute(_get(recorded, keys)):
+            local[".".join(keys)] = str(absolute(value))
+    return recorded, local
+
+
+def write_local_paths(local: Mapping[str, str], folder: Path) -> None:
+    """Keep the paths of this machine in the run folder, where there are any."""
+    if local:
+        write_atomic(folder / LOCAL_FILE, json.dumps(local, indent=2) + "\n")
+
+
+def with_local_paths(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a recorded configuration with this machine's paths put back."""
+    config = {key: dict(value) if isinstance(value, Mapping) else value for key, value in recorded.items()}
+    file = folder / LOCAL_FILE
+    if file.is_file():
+        for dotted, path in json.loads(file.read_text()).items():
+            *sections, name = dotted.split(".")
+            (config[sections[0]] if sections else config)[name] = path
+    return config
+
+
+def _get(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,125 @@
+"""The configuration as data: every section and key there is, checked once more at the start.
+
+Hydra lets ``+optimiser=ggn`` and ``+optimizer.lamda=9`` through, so its own check is not enough (H09).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gramgn.errors import ConfigError, first_line, nearest
+
+TRACKING_MODES = ("offline", "online", "none")
+OBJECT_SECTIONS = ("dataset", "model", "optimizer")
+ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "recipe", "seed", "name", "init_from", "resume")
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """The W&B mirror (``conf/tracking/``).
+
+    Attributes:
+        mode: ``"offline"``, ``"online"`` or ``"none"``.
+        project: W&B project.
+        entity: W&B team or user; None is the account's default.
+        init_timeout_s: Longest wait for W&B at the start, in seconds.
+        finish_timeout_s: Longest wait for the last upload, in seconds.
+    """
+
+    mode: str
+    project: str
+    entity: str | None
+    init_timeout_s: float
+    finish_timeout_s: float
+
+    def __post_init__(self) -> None:
+        if self.mode not in TRACKING_MODES:
+            hint = nearest(str(self.mode), TRACKING_MODES)
+            raise ConfigError(f"tracking.mode={self.mode!r} must be one of {', '.join(TRACKING_MODES)}{hint}")
+        for name in ("init_timeout_s", "finish_timeout_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ConfigError(f"tracking.{name}={value!r} must be a number of seconds above 0")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a data set or a scale sets for the choices beside it; a configuration reads it as ``recipe.<key>``.
+
+    Attributes:
+        alpha: GGN's alpha for this data set.
+        sgd_lr: SGD's learning rate for this data set.
+        depth: Depth of networks that have one.
+        limit: Most images of data sets that have a limit.
+        image_size: Pixels a side.
+    """
+
+    alpha: float | None = None
+    sgd_lr: float | None = None
+    depth: int | None = None
+    limit: int | None = None
+    image_size: int | None = None
+
+
+def plain(config: DictConfig) -> dict[str, Any]:
+    """Return the configuration fully resolved as plain Python types.
+
+    Raises:
+        ConfigError: If values are missing (all are named together, H17) or a reference cannot be resolved.
+    """
+    try:
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            examples = " ".join(f"{key}=<value>" for key in missing)
+            raise ConfigError(f"these values must be given: {', '.join(missing)}. For example: {examples}")
+        container = OmegaConf.to_container(config, resolve=True)
+    except OmegaConfBaseException as error:
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"the configuration cannot be resolved: {where}{first_line(error)}") from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def check_entries(config: Mapping[str, Any]) -> None:
+    """Check the top level and the keys of the sections with a fixed set of them.
+
+    Raises:
+        ConfigError: For an unknown key, with the nearest valid one; a section that is no section; a bad seed.
+    """
+    _check_keys("", config, ENTRIES)
+    for section in (*OBJECT_SECTIONS, "trainer", "tracking"):
+        if not isinstance(config.get(section), Mapping):
+            raise ConfigError(
+                f"{section}={config.get(section)!r} must be one of the choices in conf/{section}"
+            )
+    for section in OBJECT_SECTIONS:
+        if "_target_" not in config[section]:
+            raise ConfigError(f"conf/{section}: the chosen file names no _target_, the class to build")
+    from gramgn.training import TrainerConfig
+
+    for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig), ("recipe", Recipe)):
+        _check_keys(section, config.get(section) or {}, [field.name for field in fields(schema)])
+    seed = config["seed"]
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
+    for name in ("name", "init_from", "resume"):
+        if config[name] is not None and not isinstance(config[name], str):
+            raise ConfigError(
+                f"{name}={config[name]!r} must be text (quote a number: {name}='\"1\"') or null"
+            )
+
+
+def _check_keys(section: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    prefix = f"{section}." if section else ""
+    for key in given:
+        if key not in allowed:
+            raise ConfigError(
+                f"there is no '{prefix}{key}'{nearest(str(key), allowed)}. "
+                f"{'Keys of ' + section if section else 'Keys'}: {', '.join(allowed)}"
+            )

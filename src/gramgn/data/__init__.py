@@ -1,0 +1,53 @@
+"""Data sets of images with one real target each: on-disk layouts, preparation, splits, loading.
+
+Importing this package needs numpy and Pillow, not torch. The stand-ins that draw their own images are
+resolved on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gramgn.data._afad import AFAD
+from gramgn.data._archive import unpack_afad
+from gramgn.data._dataset import ImageDataset
+from gramgn.data._decode import load_image
+from gramgn.data._retinamnist import RetinaMNIST
+from gramgn.data._rotation import Rotation
+from gramgn.data._rsna import RSNA
+from gramgn.data._types import Decoded, Index, Item, RegressionData, Unused
+
+if TYPE_CHECKING:
+    from gramgn.data.synthetic import AFADSynthetic, RSNASynthetic
+
+__all__ = [
+    "AFAD",
+    "RSNA",
+    "AFADSynthetic",
+    "Decoded",
+    "ImageDataset",
+    "Index",
+    "Item",
+    "RSNASynthetic",
+    "RegressionData",
+    "RetinaMNIST",
+    "Rotation",
+    "Unused",
+    "load_image",
+    "unpack_afad",
+]
+
+_DRAWN = ("AFADSynthetic", "RSNASynthetic")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a stand-in when it is first asked for."""
+    if name in _DRAWN:
+        return getattr(importlib.import_module("gramgn.data.synthetic"), name)
+    raise AttributeError(f"module 'gramgn.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,164 @@
+"""The Asian Face Age Dataset: ``<age>/<111 male|112 female>/<person>-<k>.jpg`` (Niu et al., CVPR 2016)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+from gramgn.data import _check
+from gramgn.data._dataset import ImageDataset
+from gramgn.data._scan import entries, folders, is_ignored, is_unicode
+from gramgn.data._types import DatasetOptions, Index, Item, Unused
+from gramgn.errors import DataError
+
+VARIANTS = {"lite": "AFAD-Lite", "full": "AFAD-Full"}
+LITE_AGES = (18, 39)
+SEX_OF_FOLDER = {"111": "M", "112": "F"}
+NESTING = 2
+_AGE = re.compile(r"[0-9]{1,3}")
+_PHOTO = re.compile(r"([0-9]+)-[0-9]+\.jpe?g", re.IGNORECASE)
+
+
+class AFAD(ImageDataset):
+    """AFAD-Lite (59,344 faces, ages 18 to 39) or AFAD-Full (165,501 faces, ages 15 to 72).
+
+    The number before the hyphen of a file's name is a person: all photos of a person stay in one split. The
+    age is the folder's name; label tables that circulate hold age minus 15 and are not read.
+
+    Args:
+        root: Folder with the age folders, or one or two levels above them.
+        variant: ``"lite"`` or ``"full"``.
+        max_age: Leave out older faces; no bound if None. 40 gives the range that is usual for AFAD-Full.
+        options: See `ImageDataset`.
+
+    Raises:
+        ConfigError: An option or a value that is not known.
+    """
+
+    unit: ClassVar[str] = "years"
+    natural_channels: ClassVar[int] = 3
+    stand_in: ClassVar[str] = "afad_synthetic"
+    layout: ClassVar[str] = "AFAD-Lite/<age 18 to 39>/<111 male | 112 female>/<person>-<k>.jpg"
+    source: ClassVar[str] = (
+        "https://afad-dataset.github.io (academic research only); downloaded archive parts are unpacked by "
+        "python scripts/prepare_data.py dataset=afad archive=<folder of the parts>"
+    )
+
+    def __init__(
+        self,
+        root: str | Path = "data/raw/afad",
+        *,
+        variant: str = "lite",
+        max_age: int | None = None,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
+        options.setdefault("name", "afad")
+        super().__init__(root, **options)
+        self.variant = _check.choice("variant", variant, tuple(VARIANTS))
+        self.max_age = None if max_age is None else _check.integer("max_age", max_age, minimum=1)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that decide which faces are used."""
+        return {"variant": self.variant, "max_age": self.max_age}
+
+    def has_raw(self) -> bool:
+        """Say whether age folders with at least one photo are at or below ``root``."""
+        return any(self._has_photo(folder) for folder in self._age_roots())
+
+    def index(self) -> Index:
+        """Find all faces.
+
+        Raises:
+            DataError: No age folders, or several sets of them of which none is the chosen variant.
+        """
+        base = self._base()
+        found: list[Item | Unused] = []
+        for entry in entries(base):
+            if is_ignored(entry.name):
+                found.append(Unused(entry.name, "system or hidden file"))
+            elif not entry.is_dir():
+                found.append(Unused(entry.name, "not in an age folder"))
+            elif not _AGE.fullmatch(entry.name):
+                found.append(Unused(entry.name + "/", "folder name is not an age in whole years"))
+            elif self.max_age is not None and int(entry.name) > self.max_age:
+                found.append(Unused(entry.name + "/", f"older than max_age={self.max_age}"))
+            else:
+                found.extend(self._age_folder(Path(entry.path), int(entry.name)))
+        items = [entry for entry in found if isinstance(entry, Item)]
+        notes = self._age_note(items)
+        prefix = base.relative_to(self.root).as_posix()
+        if prefix != ".":
+            items = [Item(i.key, f"{prefix}/{i.path}", i.target, i.group, i.sex) for i in items]
+        return Index(items, [entry for entry in found if isinstance(entry, Unused)], notes, {"base": prefix})
+
+    def _age_folder(self, folder: Path, age: int) -> Iterator[Item | Unused]:
+        for entry in entries(folder):
+            name = f"{folder.name}/{entry.name}"
+            if is_ignored(entry.name):
+                yield Unused(name, "system or hidden file")
+            elif entry.name not in SEX_OF_FOLDER or not entry.is_dir():
+                yield Unused(name, "not in a folder 111 (male) or 112 (female)")
+            else:
+                yield from self._sex_folder(Path(entry.path), name, age, SEX_OF_FOLDER[entry.name])
+
+    def _sex_folder(self, folder: Path, prefix: str, age: int, sex: str) -> Iterator[Item | Unused]:
+        for entry in entries(folder):
+            name = f"{prefix}/{entry.name}"
+            photo = _PHOTO.fullmatch(entry.name)
+            if is_ignored(entry.name):
+                yield Unused(name, "system or hidden file")
+            elif photo and is_unicode(entry.name) and entry.is_file():
+                yield Item(key=name, path=name, target=float(age), group=photo[1], sex=sex)
+            else:
+                yield Unused(name, "name is not <person>-<k>.jpg")
+
+    def _age_roots(self) -> list[Path]:
+        """Return the folders, at most two levels down, that hold age folders; the nearest level only."""
+        level = [self.root]
+        for _ in range(NESTING + 1):
+            found = [folder for folder in level if any(map(self._is_age_folder, folders(folder)))]
+            if found:
+                return found
+            level = [inner for folder in level for inner in folders(folder)]
+        return []
+
+    def _base(self) -> Path:
+        found = self._age_roots()
+        if len(found) > 1:
+            found = [folder for folder in found if VARIANTS[self.variant] in folder.parts] or found
+        if not found:
+            raise DataError(self.missing_message())
+        if len(found) > 1:
+            raise DataError(
+                f"dataset {self.name}: several sets of age folders below {self.root}: "
+                f"{', '.join(map(str, found))}. Set dataset.root to one of them"
+            )
+        return found[0]
+
+    def _age_note(self, items: list[Item]) -> list[str]:
+        low, high = LITE_AGES
+        strange = sorted({int(item.target) for item in items if not low <= item.target <= high})
+        if self.variant != "lite" or not strange:
+            return []
+        return [
+            f"ages outside {low} to {high} found ({', '.join(map(str, strange))}): AFAD-Lite has none; "
+            f"is this AFAD-Full? Then set dataset.variant=full"
+        ]
+
+    @staticmethod
+    def _is_age_folder(folder: Path) -> bool:
+        return bool(_AGE.fullmatch(folder.name)) and any(
+            inner.name in SEX_OF_FOLDER for inner in folders(folder)
+        )
+
+    @staticmethod
+    def _has_photo(base: Path) -> bool:
+        return any(
+            _PHOTO.fullmatch(entry.name)
+            for age in folders(base)
+            if _AGE.fullmatch(age.name)
+            for sex in folders(age)
+            for entry in entries(sex)
+        )

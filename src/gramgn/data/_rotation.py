@@ -1,0 +1,191 @@
+"""Rotation: any images, each turned by a known angle that is to be predicted; no labels are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from PIL import Image
+
+from gramgn.data import _check
+from gramgn.data._dataset import ImageDataset
+from gramgn.data._decode import open_image, read_bytes, to_array, to_channels, to_square
+from gramgn.data._npz import image_arrays, image_at, item_path
+from gramgn.data._scan import is_unicode, walk
+from gramgn.data._types import DatasetOptions, Decoded, Index, Item, Unused
+from gramgn.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+MAX_LOOKED_AT = 20_000
+WORK_SCALE = 4
+RIM = 1.5
+"""Pixels between the disk and the border: what a turned square's edge can reach through the resize filter."""
+
+
+class Rotation(ImageDataset):
+    """Images turned by an angle drawn uniformly from ``[-max_angle, max_angle]`` degrees, the target.
+
+    Counter-clockwise is positive. Pixels outside the inscribed disk are black, else the corners of the turned
+    square would give the angle away. The angle depends on ``angle_seed`` and the image's key only.
+
+    Args:
+        root: Folder of images (searched at any depth), an ``.npz`` file with arrays ``*images``, or a folder
+            with one such file.
+        max_angle: Largest angle in degrees, above 0 and at most 180.
+        angle_seed: Seed of the angles.
+        options: See `ImageDataset`.
+
+    Raises:
+        ConfigError: An option or a value that is not known.
+    """
+
+    unit: ClassVar[str] = "degrees"
+    layout: ClassVar[str] = (
+        f"images ({', '.join(SUFFIXES)}) at any depth, or one .npz file with arrays *images"
+    )
+    source: ClassVar[str] = "any images of your own; no labels are needed"
+
+    def __init__(
+        self,
+        root: str | Path = "data/raw/rotation",
+        *,
+        max_angle: float = 45.0,
+        angle_seed: int = 0,
+        **options: Unpack[DatasetOptions],
+    ) -> None:
+        options.setdefault("name", "rotation")
+        super().__init__(root, **options)
+        self.max_angle = _check.number("max_angle", max_angle, minimum=0.1, maximum=180.0)
+        self.angle_seed = _check.integer("angle_seed", angle_seed)
+        self._file = ""
+        if self.root.suffix.lower() == ".npz":
+            self.root, self._file = self.root.parent, self.root.name
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that decide the images."""
+        return {"max_angle": self.max_angle, "angle_seed": self.angle_seed, "file": self._file}
+
+    @property
+    def stored_channels(self) -> int:
+        """1 for grey arrays; a folder may hold colour, so its images are stored as the network sees them."""
+        file = self._npz()
+        if file and (self.root / file).is_file():
+            grey = all(array.shape[3:] in ((), (1,)) for array in image_arrays(self.root / file).values())
+            return 1 if grey else self.channels
+        return self.channels
+
+    def has_raw(self) -> bool:
+        """Say whether an image or the npz file is there."""
+        file = self._npz()
+        return (self.root / file).is_file() if file else any(True for _ in self._images(MAX_LOOKED_AT))
+
+    def decoder(self, size: int) -> RotationDecoder:
+        """Return what turns an image by its target."""
+        return RotationDecoder(self.root, size, self.stored_channels, self.resize, bool(self._npz()))
+
+    def index(self) -> Index:
+        """List the images and draw their angles.
+
+        Raises:
+            DataError: Neither images nor a readable npz file.
+        """
+        file = self._npz()
+        if file:
+            found = image_arrays(self.root / file)
+            paths = {
+                f"{name}-{i:06d}": item_path(file, name, i)
+                for name, array in found.items()
+                for i in range(len(array))
+            }
+            return Index([Item(key, path, self._angle(key)) for key, path in paths.items()])
+        unused: list[Unused] = []
+        items = [
+            Item(key, path, self._angle(key))
+            for path in self._images(None, unused)
+            for key in [unicodedata.normalize("NFC", path)]
+        ]
+        return Index(items, unused)
+
+    def _images(self, max_looked_at: int | None, unused: list[Unused] | None = None) -> Iterator[str]:
+        for number, (relative, path, ignored) in enumerate(walk(self.root)):
+            if max_looked_at is not None and number >= max_looked_at:
+                return
+            reason = (
+                "system or hidden file"
+                if ignored
+                else ""
+                if is_unicode(relative)
+                else "name is not valid Unicode"
+            )
+            if not reason and path.suffix.lower() in SUFFIXES:
+                yield relative
+            elif unused is not None:
+                unused.append(Unused(relative, reason or "not an image by its name"))
+
+    def _npz(self) -> str:
+        """Return the npz file's name: the one given, or the only one in a folder without images beside it."""
+        if self._file or not self.root.is_dir():
+            return self._file
+        names = [path.name for path in sorted(self.root.iterdir()) if path.is_file()]
+        files = [name for name in names if name.lower().endswith(".npz")]
+        if any(name.lower().endswith(SUFFIXES) for name in names) or not files:
+            return ""
+        if len(files) > 1:
+            raise DataError(
+                f"several .npz files in {self.root}: set dataset.root to one of {', '.join(files)}"
+            )
+        return files[0]
+
+    def _angle(self, key: str) -> float:
+        digest = hashlib.sha256(f"angle:{self.angle_seed}:{key}".encode()).digest()
+        share = int.from_bytes(digest[:8], "big") / 2**64
+        return round((2.0 * share - 1.0) * self.max_angle, 6)
+
+
+@dataclass(frozen=True)
+class RotationDecoder:
+    """Turns images by their target and masks them to the inscribed disk.
+
+    Attributes:
+        root: Folder that item paths are relative to.
+        size: Side of the result in pixels.
+        channels: 1 or 3.
+        resize: ``"stretch"``, ``"pad"`` or ``"crop"``, how the image is made square before it is turned.
+        in_process: True for an npz file.
+    """
+
+    root: Path
+    size: int
+    channels: int
+    resize: str
+    in_process: bool
+
+    def __call__(self, item: Item) -> Decoded:
+        """Decode, make square, turn, scale down, mask."""
+        if self.in_process:
+            image, raw = image_at(self.root, item.path)
+            mode, note = image.mode, ""
+        else:
+            raw = read_bytes(self.root / item.path)
+            image, mode, note = open_image(self.root / item.path, raw)
+        width, height = image.size
+        # Turned at a higher resolution: turning at the final one would blur more the larger the angle.
+        side = max(self.size, min(min(width, height), WORK_SCALE * self.size))
+        square = to_square(to_channels(image, self.channels), side, self.resize)
+        turned = square.rotate(item.target, Image.Resampling.BILINEAR)
+        pixels = to_array(to_square(turned, self.size, "stretch"))
+        done = "; ".join(
+            part for part in (note, f"turned by {item.target:g} degrees, masked to the disk") if part
+        )
+        return Decoded(pixels * disk(self.size), hashlib.sha256(raw).hexdigest(), width, height, mode, done)
+
+
+def disk(size: int) -> np.ndarray:
+    """Return the mask ``[size, size]`` of uint8: 1 inside the inscribed disk less its rim, else 0."""
+    offset = np.arange(size) - (size - 1) / 2
+    return (np.hypot(offset[:, None], offset[None, :]) <= size / 2 - RIM).astype(np.uint8)

@@ -1,0 +1,35 @@
+"""Errors that are the user's to mend: shown as one message, without a traceback, with exit code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad configuration, data or input. The message names what was given, what is allowed and what to do next."""
+
+
+class ConfigError(InputError):
+    """A wrong key, choice, value or combination in the configuration."""
+
+
+class DataError(InputError):
+    """Raw or prepared data that is missing, damaged or not what its layout promises."""
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Return a hint such as ``" (did you mean 'alpha'?)"``, or an empty string where nothing is near.
+
+    Args:
+        given: The name as it was written.
+        allowed: The names that would be valid.
+    """
+    matches = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
+
+
+def first_line(error: BaseException, longest: int = 160) -> str:
+    """Return the first line of an error's text, or its kind where it has none (``EOFError``)."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:longest]

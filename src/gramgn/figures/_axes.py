@@ -1,0 +1,115 @@
+"""Axes: names with units, logarithmic values, and a ceiling that keeps overshoot from flattening the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from ._group import Comparison, seed_points
+
+_NAMES = {
+    "train_loss": "training loss",
+    "val_loss": "validation loss",
+    "test_loss": "test loss",
+    "train_mae": "training error",
+    "val_mae": "validation error",
+    "test_mae": "test error",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The vertical axis of a row of panels.
+
+    Attributes:
+        label: Name of the quantity with its unit.
+        low: Lower end.
+        high: Upper end; what is above leaves the panel.
+        is_standardised: Whether 1 means predicting the mean.
+    """
+
+    label: str
+    low: float
+    high: float
+    is_standardised: bool
+
+    def apply(self, panels: Sequence[Axes]) -> None:
+        """Set up the panels of a row, the leftmost with the label.
+
+        Args:
+            panels: The panels of one row, from left to right.
+        """
+        panels[0].set_ylabel(self.label)
+        for axes in panels:
+            axes.set_yscale("log", nonpositive="mask")
+            axes.set_ylim(self.low, self.high)
+            steps = _tick_steps(math.log10(self.high / self.low))
+            axes.yaxis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+        if self.is_standardised and self.low < 1.0 < self.high:
+            self._mark_mean(panels)
+
+    def _mark_mean(self, panels: Sequence[Axes]) -> None:
+        for axes in panels:
+            axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
+        panels[-1].annotate(
+            "predicting the mean",
+            xy=(1.0, 1.0),
+            xycoords=panels[-1].get_yaxis_transform(),
+            xytext=(0, 1.5),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            size=6.5,
+            color="#777777",
+            zorder=1.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+        )
+
+
+def value_scale(comparison: Comparison, column: str) -> Scale | None:
+    """Return the vertical axis for a column of ``metrics.csv``, or ``None`` if no run has a positive value.
+
+    Args:
+        comparison: All that is drawn.
+        column: A loss or an error.
+    """
+    curves = [seed_points((run,), column) for curve in comparison.curves for run in curve.runs]
+    curves = [points for points in curves if any(point.median > 0 for point in points)]
+    if not curves:
+        return None
+    is_standardised = comparison.standardised and column.endswith("_loss")
+    values = [point.median for points in curves for point in points if point.median > 0]
+    # A standardised loss of 30 is thirty times that of predicting the mean: overshoot, not learning.
+    ceiling = 30.0 if is_standardised else 10.0 * min(points[0].median for points in curves)
+    low, high = min(values) / 1.2, max(values) * 1.2
+    if low < ceiling < high:
+        high = ceiling
+    return Scale(_label(comparison, column), low, high, is_standardised)
+
+
+def time_unit(comparison: Comparison) -> tuple[float, str]:
+    """Return how many seconds the unit of the time axis has, and its name."""
+    runs = [run for curve in comparison.curves for run in curve.runs]
+    longest = max((float(row["train_s"] or 0.0) for run in runs for row in run.rows), default=0.0)
+    if longest < 300:
+        return 1.0, "s"
+    return (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+
+
+def _label(comparison: Comparison, column: str) -> str:
+    name = _NAMES.get(column, column)
+    if column.endswith("_mae"):
+        return f"{name} (mean absolute, {comparison.unit})"
+    return f"{name} (MSE, {'standardised' if comparison.standardised else comparison.unit + '²'})"
+
+
+def _tick_steps(decades: float) -> tuple[float, ...]:
+    if decades > 2.5:
+        return (1.0,)
+    return (1.0, 2.0, 5.0) if decades > 0.8 else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)

@@ -1,0 +1,72 @@
+"""Calling the user's closure with the model's forward replaced, for the length of the call only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from gramgn.optim._engine import Closure
+from gramgn.optim._guards import check_modes, check_residual
+
+Forward = Callable[..., Any]
+
+
+def call_closure(
+    model: nn.Module,
+    closure: Closure,
+    run: Callable[[Forward, tuple[Any, ...], dict[str, Any]], tuple[Tensor, int]],
+) -> tuple[Tensor, Tensor, int]:
+    """Call ``closure`` with ``model.forward`` replaced by ``run``.
+
+    Args:
+        model: The network that the closure calls.
+        closure: Returns the residuals.
+        run: Given the model's own forward and the arguments of the call, returns the outputs [b, ...] that
+            the closure gets to see, and the number of samples b.
+
+    Returns:
+        The residuals, connected to the outputs by autograd; the outputs; b.
+
+    Raises:
+        ValueError: The closure called the model not exactly once, or did not return residuals.
+    """
+    calls: list[tuple[Tensor, int]] = []
+
+    def forward(original: Forward, *args: Any, **kwargs: Any) -> Tensor:
+        if calls:
+            raise ValueError(
+                "the closure called the model twice; it must call it exactly once, on the whole batch"
+            )
+        check_modes(next(model.parameters()).device)
+        output, num_samples = run(original, args, kwargs)
+        calls.append((output, num_samples))
+        return output
+
+    with _replaced_forward(model, forward):
+        residual = closure()
+    if not calls:
+        raise ValueError(
+            "the closure did not call the model; it must call model(...), the very module that was given to "
+            "the optimizer, exactly once (not a part of it, a copy, or another method)"
+        )
+    (output, num_samples) = calls[0]
+    check_residual(residual, output, num_samples)
+    return residual, output, num_samples
+
+
+@contextmanager
+def _replaced_forward(model: nn.Module, forward: Forward) -> Iterator[None]:
+    """Let ``model(...)`` call ``forward`` with the model's own forward as first argument."""
+    own = vars(model).get("forward")
+    original = model.forward
+    model.forward = lambda *args, **kwargs: forward(original, *args, **kwargs)
+    try:
+        yield
+    finally:
+        if own is None:
+            del model.forward
+        else:
+            model.forward = own

@@ -1,0 +1,69 @@
+"""What a step tells its caller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHOLESKY = "cholesky"
+EIGH = "eigh"
+MINIMUM_NORM = "minimum_norm"
+NON_FINITE = "non_finite"
+STATUSES = (CHOLESKY, EIGH, MINIMUM_NORM, NON_FINITE)
+
+WARNINGS = {
+    NON_FINITE: "a residual, the Gram matrix or the step was not finite: this step changed no parameter",
+    "ill_conditioned": (
+        "the small eigenvalues of G = J J^T are rounding: alpha is too small for the precision of the "
+        "Jacobian, or it is 0 and they were cut off. Raise alpha, or use float64 (on CUDA also: switch TF32 "
+        "off)"
+    ),
+}
+
+
+class SolveError(RuntimeError):
+    """The linear system could not be solved; the parameters are as they were before the step."""
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What one step of Gram-Gauss-Newton saw and did.
+
+    Attributes:
+        loss: mean(r^2) over samples and outputs before the step, no factor 1/2.
+        residual: r as the closure returned it, detached, [b] or [b, k].
+        num_samples: b.
+        lam: The weight of the Gram matrix in this step.
+        alpha_sum: The damping in this step beside the *sum* J J^T.
+        step_norm: The Euclidean norm of the change of all parameters, lr included; 0 where nothing moved.
+        predicted_decrease: How far the linear model r - lr G u lowers the loss (can be negative for lam <
+            1/2); nan where nothing moved.
+        status: ``"cholesky"``, ``"eigh"`` (Cholesky failed), ``"minimum_norm"`` (no damping to speak of)
+            or ``"non_finite"`` (no parameter was changed).
+        ill_conditioned: G's small eigenvalues were rounding: alpha is below what the precision of J can
+            resolve, or directions were cut off by the minimum-norm solution.
+        trace: The trace of G.
+        gram: G = J J^T in float64, [b, b] or [b k, b k] with rows (sample, output). Drop it if you keep many
+            infos.
+    """
+
+    loss: float
+    residual: Tensor
+    num_samples: int
+    lam: float
+    alpha_sum: float
+    step_norm: float
+    predicted_decrease: float
+    status: str
+    ill_conditioned: bool
+    trace: float
+    gram: Tensor
+
+    def spectrum(self) -> tuple[float, float]:
+        """Return the smallest and the largest eigenvalue of G (nan where G is not finite)."""
+        if not bool(torch.isfinite(self.gram).all()):
+            return float("nan"), float("nan")
+        eigenvalues = torch.linalg.eigvalsh(self.gram)
+        return float(eigenvalues[0]), float(eigenvalues[-1])

@@ -1,0 +1,224 @@
+"""Per-sample Jacobians by ``torch.func``: a vmapped forward gives the outputs and, through its vjp, their J.
+
+Because outputs and Jacobian come from the same forward pass, they share dropout masks and other randomness.
+q is the number of outputs of one sample, k the number of residuals (k = q in most closures).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.utils import _pytree as pytree
+
+from gramgn.optim._call import Forward, call_closure
+from gramgn.optim._engine import BlockLinearisation, Closure
+from gramgn.optim._precision import jacobian_eps
+
+Blocks = dict[str, Tensor]
+
+
+class VmapEngine:
+    """Forms J with ``torch.func.vmap`` over samples.
+
+    Args:
+        chunk_size: Samples at a time; None: the whole batch. Bounds the memory for activations, not for J
+            itself.
+    """
+
+    def __init__(self, chunk_size: int | None = None) -> None:
+        self.chunk_size = chunk_size
+
+    def linearise(
+        self, model: nn.Module, params: Mapping[str, Tensor], closure: Closure
+    ) -> BlockLinearisation:
+        """Call ``closure`` once and differentiate its residuals; see ``Engine``."""
+        of_outputs: Blocks = {}
+        leaves: list[Tensor] = []
+
+        def run(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+            batch = _Batch(args, kwargs)
+            try:
+                outputs, blocks = _outputs_and_jacobian(model, original, params, batch, self.chunk_size)
+            except RuntimeError as error:
+                error.add_note("This came from torch.func.vmap over samples; engine='loop' does without it.")
+                raise
+            of_outputs.update(blocks)
+            leaves.append(outputs.requires_grad_())
+            # A copy, so that a closure may change it in place.
+            return outputs.clone(), batch.size
+
+        residual, _, num_samples = call_closure(model, closure, run)
+        slopes = _slopes_of_residual(residual, leaves[0], model)
+        return BlockLinearisation(
+            residual=residual.detach(),
+            num_samples=num_samples,
+            eps=jacobian_eps(model, leaves[0].dtype, leaves[0].device),
+            blocks=[_chain(slopes, of_outputs.pop(name)) for name in params],
+            shapes=[param.shape for param in params.values()],
+        )
+
+
+class _Batch:
+    """The arguments of the model's call, and which of them have one entry for each sample.
+
+    The first tensor holds the batch in its leading dimension; so does every other tensor with the same
+    leading size.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves, self.structure = pytree.tree_flatten((args, kwargs))
+        self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        sizes = [leaf.shape[0] for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
+        if not sizes or sizes[0] == 0:
+            raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
+        self.size: int = sizes[0]
+        self.batched = [
+            isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size for leaf in self.leaves
+        ]
+
+    def part(self, start: int, stop: int) -> list[Tensor]:
+        """Return the tensors with one entry for each sample, cut to a range of samples."""
+        return [leaf[start:stop] for leaf, batched in zip(self.leaves, self.batched, strict=True) if batched]
+
+    def arguments(self, sample: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call on one sample, as a batch of one."""
+        of_sample = iter(sample)
+        leaves = [
+            next(of_sample).unsqueeze(0) if batched else leaf
+            for leaf, batched in zip(self.leaves, self.batched, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
+
+class _OwnForward(nn.Module):
+    """Calls the model's own forward, past the replaced one and past the hooks: they ran in the outer call."""
+
+    def __init__(self, model: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.model = model
+        self.own_forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.own_forward(*args, **kwargs)
+
+
+def _outputs_and_jacobian(
+    model: nn.Module, original: Forward, params: Mapping[str, Tensor], batch: _Batch, chunk_size: int | None
+) -> tuple[Tensor, Blocks]:
+    """Return the outputs [b, ...], detached, and their Jacobian by parameter, each block [b, q, size]."""
+    module = _OwnForward(model, original)
+    # Everything is detached: the derivatives are taken inside, and an output that still requires a gradient
+    # outside of it depends on a parameter that functional_call did not reach.
+    constants = {f"model.{n}": p.detach() for n, p in model.named_parameters() if n not in params}
+    trained = {name: param.detach() for name, param in params.items()}
+
+    def of_one(*sample: Tensor) -> tuple[Tensor, Blocks]:
+        args, kwargs = batch.arguments(sample)
+
+        def outputs(trained: Blocks) -> tuple[Tensor, Tensor]:
+            state = {**constants, **{f"model.{name}": param for name, param in trained.items()}}
+            output = _of_one_sample(functional_call(module, state, args, kwargs))
+            return output.flatten(), output
+
+        flat, pull, output = vjp(outputs, trained, has_aux=True)  # type: ignore[misc]
+        rows = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
+        (blocks,) = vmap(pull)(rows) if len(rows) > 1 else _unsqueezed(pull(rows[0]))
+        return output, {name: block.reshape(len(flat), -1) for name, block in blocks.items()}
+
+    per_sample = vmap(of_one, randomness="different")
+    step = chunk_size or batch.size
+    chunks = [per_sample(*batch.part(start, start + step)) for start in range(0, batch.size, step)]
+    output = _joined([output for output, _ in chunks])
+    _check_reached(output, model)
+    # One block at a time, so that J is held once.
+    return output, {name: _joined([blocks.pop(name) for _, blocks in chunks]) for name in params}
+
+
+def _joined(chunks: list[Tensor]) -> Tensor:
+    return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+
+
+def _unsqueezed(pulled: tuple[Blocks]) -> tuple[Blocks]:
+    return ({name: block.unsqueeze(0) for name, block in pulled[0].items()},)
+
+
+def _of_one_sample(output: Any) -> Tensor:
+    """Return one sample's output without its batch dimension, which a model may have squeezed away itself."""
+    if not isinstance(output, Tensor):
+        raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
+    if output.ndim == 0:
+        return output
+    if output.shape[0] != 1:
+        raise ValueError(
+            f"the model returned {list(output.shape)} for a batch of one sample; its output must keep the "
+            "batch in the leading dimension, [b] or [b, k]"
+        )
+    return output[0]
+
+
+def _check_reached(output: Tensor, model: nn.Module) -> None:
+    """Refuse a model that uses a parameter by another way than through the module that owns it."""
+    if not output.requires_grad:
+        return
+    names, params = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
+    grads = torch.autograd.grad(output.sum(), params, allow_unused=True)
+    unreached = [name for name, grad in zip(names, grads, strict=True) if grad is not None]
+    raise ValueError(
+        "the model uses tensors that require gradients past its own modules, so they would get no Jacobian: "
+        f"{', '.join(unreached) or 'tensors that are no parameters of the model'}. Read parameters as "
+        "attributes of the module that owns them in forward, or take engine='loop'"
+    )
+
+
+def _slopes_of_residual(residual: Tensor, outputs: Tensor, model: nn.Module) -> Tensor:
+    """Return dr/df [b, k, q], each sample's residuals by its own outputs.
+
+    Raises:
+        ValueError: A residual depends on the output of another sample, or on parameters not through the
+            outputs.
+    """
+    r = residual.reshape(len(residual), -1)
+    others = [param for param in model.parameters() if param.requires_grad]
+    grads = [
+        torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
+        for column in r.unbind(dim=1)
+    ]
+    if any(grad is not None for column in grads for grad in column[1:]):
+        raise ValueError(
+            "the residuals depend on parameters other than through the model's output; put everything that "
+            "is trained inside of model(...), or take engine='loop'"
+        )
+    slopes = torch.stack([column[0].reshape(len(r), -1) for column in grads], dim=1)
+    _check_own_sample(r, outputs, slopes)
+    return slopes
+
+
+def _check_own_sample(r: Tensor, outputs: Tensor, slopes: Tensor) -> None:
+    """Refuse residuals that mix samples: weights on rows must come back as weights on slopes, row by row."""
+    # Multiples of the golden ratio, modulo 1, keep near and far rows apart without drawing random numbers.
+    index = torch.arange(r.numel(), dtype=torch.float32, device=r.device)
+    weights = (1 + (index * 0.618034) % 1).reshape(r.shape).to(r.dtype)
+    (mixed,) = torch.autograd.grad((r * weights).sum(), outputs)
+    own = torch.einsum("bk,bkq->bq", weights.to(slopes.dtype), slopes)
+    error, scale = (mixed.reshape(own.shape) - own).abs().max(), slopes.abs().max()
+    if error > torch.finfo(slopes.dtype).eps ** 0.5 * scale:
+        raise ValueError(
+            "a residual depends on the output of another sample (such as f - f.mean()); each must depend on "
+            "its own sample only, or take engine='loop'"
+        )
+
+
+def _chain(slopes: Tensor, block: Tensor) -> Tensor:
+    """Return rows (sample, residual) of dr/df df/dw: [b, k, q] times [b, q, size] gives [b k, size]."""
+    if slopes.shape[1] == slopes.shape[2] == 1:
+        product = block if bool((slopes == 1).all()) else block * slopes
+    elif slopes.shape[1] == slopes.shape[2] and bool((slopes == torch.eye(slopes.shape[1]).to(slopes)).all()):
+        product = block
+    else:
+        product = slopes @ block
+    return product.flatten(end_dim=1)

@@ -1,0 +1,181 @@
+"""Where a result comes from: code, versions, time. No host names, no user names, no paths of the machine."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = {
+    "torch": "torch",
+    "torchvision": "torchvision",
+    "numpy": "numpy",
+    "pillow": "pillow",
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "wandb": "wandb",
+}
+_GIT_SECONDS = 5.0
+# Content of an untracked file larger than this is not part of the hash (its name and size are).
+_UNTRACKED_BYTES = 1 << 20
+# A slash that begins a path: not inside a word or a relative path, not the "//" of a URL.
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.~/-])(?!//)/(?:[^\s'\"`,;:()\[\]{}=<>|]+/)+[^\s'\"`,;:()\[\]{}=<>|]*")
+_HOME = re.compile(r"^/(?:home|Users)/[^/]+/?$|^/root/?$")
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python, this package and what it builds on, without importing any of them.
+
+    Returns:
+        Version by short name; ``None`` for what is not installed.
+    """
+    from gramgn import __version__
+
+    found: dict[str, str | None] = {"gramgn": __version__, "python": platform.python_version()}
+    for name, distribution in _PACKAGES.items():
+        try:
+            found[name] = metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def start_record() -> dict[str, Any]:
+    """Return one entry of ``starts`` in ``run.json``: when this process took up the run, and with what."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"time_utc": now.replace("+00:00", "Z"), "platform": _platform(), "versions": versions()}
+
+
+def processor_name() -> str:
+    """Return the CPU's model name, or its architecture where the system does not tell the model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def git_state(repo: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return which code ran.
+
+    Args:
+        repo: The folder of the repository. An enclosing other repository (of a user who installed the package
+            inside a project) does not count.
+
+    Returns:
+        ``commit``, ``dirty`` (tracked changes or untracked files that are not ignored), ``diff_sha256`` of
+        all that (``None`` if clean). Without git, outside a repository or after a few seconds: all ``None``
+        and a ``note`` why.
+    """
+    root = Path(repo).resolve()
+    try:
+        top = _git(root, "rev-parse", "--show-toplevel").decode().strip()
+        if Path(top).resolve() != root:
+            return _unknown("not a git repository of its own")
+        commit = _head(root)
+        changes = _git(root, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD") if commit else b""
+        listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+    except (OSError, subprocess.SubprocessError) as error:
+        return _unknown(_why(error))
+    untracked = sorted(name for name in listed if name)
+    dirty = bool(changes or untracked or not commit)
+    digest = _digest(root, changes, untracked) if dirty else None
+    return {"commit": commit, "dirty": dirty, "diff_sha256": digest}
+
+
+def portable(value: Any, repo: str | os.PathLike[str]) -> Any:
+    """Return a configuration, a list of overrides or a message without this machine's paths.
+
+    A path inside the repository becomes relative to it; of any other absolute path only the last name stays
+    (``~`` for a home folder). Such paths are found inside longer texts as well.
+
+    Args:
+        value: Text, or mappings and lists of it; other types are returned as they are.
+        repo: The folder of the repository.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str):
+        roots = sorted({str(Path(repo).absolute()), str(Path(repo).resolve())}, key=len, reverse=True)
+        if value.startswith("/") and "\n" not in value and ": " not in value:
+            return _portable_path(value, roots)
+        return _ABSOLUTE_PATH.sub(lambda match: _portable_path(match.group(), roots), value)
+    if isinstance(value, Mapping):
+        return {key: portable(item, repo) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [portable(item, repo) for item in value]
+    return value
+
+
+def _portable_path(path: str, roots: list[str]) -> str:
+    for root in roots:
+        if path == root or path.startswith(root.rstrip("/") + "/"):
+            return path[len(root) :].strip("/") or "."
+    if _HOME.match(path) or path.rstrip("/") == os.path.expanduser("~").rstrip("/"):  # noqa: PTH111
+        return "~"
+    return path.rstrip("/").rpartition("/")[2] or path
+
+
+def _platform() -> str:
+    # Not platform.platform(): the kernel's build string can carry a machine's or a company's name.
+    return f"{platform.system()} {platform.machine()}"
+
+
+def _git(root: Path, *arguments: str) -> bytes:
+    # GIT_DIR and its like point elsewhere when we are started from a git hook.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", *arguments]
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=_GIT_SECONDS,
+        check=True,
+    )
+    return done.stdout
+
+
+def _head(root: Path) -> str | None:
+    try:
+        return _git(root, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
+    except subprocess.CalledProcessError:
+        # A repository before its first commit.
+        return None
+
+
+def _digest(root: Path, changes: bytes, untracked: list[bytes]) -> str:
+    digest = hashlib.sha256(changes)
+    for name in untracked:
+        path = root / os.fsdecode(name)
+        size = path.lstat().st_size if os.path.lexists(path) else -1
+        digest.update(b"\0" + name + b"\0" + str(size).encode() + b"\0")
+        if 0 <= size <= _UNTRACKED_BYTES and path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _unknown(note: str) -> dict[str, Any]:
+    return {"commit": None, "dirty": None, "diff_sha256": None, "note": note}
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "git is not installed"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"git took longer than {_GIT_SECONDS:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        text = error.stderr.decode(errors="replace")
+        return (
+            "git does not trust the folder's owner" if "dubious ownership" in text else "not a git repository"
+        )
+    return type(error).__name__

@@ -1,0 +1,98 @@
+"""Files that are either the old one or the new one, never half of each."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gramgn.errors import InputError
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; its content replaces ``path`` when the block ends well.
+
+    The new content is on disk (fsync) before it takes the name, so a kill or a power cut at any moment leaves
+    the old file or the new one. If the block raises, ``path`` is untouched and the temporary file is removed.
+
+    Args:
+        path: The file to write. Its folder must exist.
+
+    Raises:
+        InputError: The disk is full or the folder cannot be written; the message names the file.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    except OSError as error:
+        raise InputError(_cannot_write(path, error)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a whole file through :func:`atomic_file`; text is UTF-8.
+
+    Args:
+        path: The file to write or replace.
+        content: All of its content.
+
+    Raises:
+        InputError: The disk is full or the folder cannot be written.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with atomic_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def append_synced(path: Path, data: bytes) -> None:
+    """Append bytes and bring them to disk; after a failed write the file is as long as before.
+
+    Args:
+        path: The file to append to; created if missing.
+        data: What to append.
+
+    Raises:
+        InputError: The disk is full or the file cannot be written; the message names it.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            length = os.fstat(file.fileno()).st_size
+            try:
+                _write_all(file.fileno(), data)
+                os.fsync(file.fileno())
+            except OSError:
+                # Half a line at the end would be glued to the next one.
+                if path.is_file():
+                    os.ftruncate(file.fileno(), length)
+                raise
+    except OSError as error:
+        raise InputError(_cannot_write(path, error)) from error
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cannot_write(path: Path, error: OSError) -> str:
+    return (
+        f"cannot write {path.absolute()}: {error.strerror or error}. What was there before is unchanged. "
+        "Free some space or mend the permissions, then start again (resume=<run folder> continues a run)."
+    )

@@ -1,0 +1,141 @@
+"""The rows of ``metrics.csv``: one an epoch, every float written so that it reads back bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from gramgn.errors import InputError
+
+Row: TypeAlias = dict[str, int | float | None]
+
+INTEGER_COLUMNS = frozenset(
+    {
+        "epoch",
+        "step",
+        "solve_cholesky",
+        "solve_eigh",
+        "solve_minimum_norm",
+        "solve_non_finite",
+        "ill_conditioned",
+        "skipped_batches",
+    }
+)
+
+METRIC_COLUMNS: tuple[str, ...] = (
+    "epoch",  # 1 after the first epoch; 0 is the untrained network
+    "step",  # optimizer steps so far
+    "train_s",  # seconds of training only: device-synchronised, no evaluation, checkpoint, log or start-up
+    "wall_s",  # seconds since the start, everything included; continued over a resume
+    "train_loss",  # mean squared error in standardised units: running mean of the losses before each step
+    "train_mae",  # in the unit of the targets (run.json "unit"), running mean over the epoch
+    "train_eval_loss",  # optional full pass in evaluation mode
+    "val_loss",
+    "val_mae",
+    "test_loss",
+    "test_mae",
+    "lr",
+    "lam",
+    "alpha",  # as configured
+    "alpha_sum",  # effective, in the sum convention (for the full batch size)
+    "grad_norm",  # |gradient of the loss|, mean over the epoch; of optimizers that follow the gradient
+    "step_norm",  # |d|, mean over the epoch
+    "predicted_decrease",  # of the mean squared error, by the linear model; mean over the epoch
+    "trace_gram",
+    "lambda_min",
+    "lambda_max",
+    "solve_cholesky",  # counts of this epoch
+    "solve_eigh",
+    "solve_minimum_norm",
+    "solve_non_finite",
+    "ill_conditioned",
+    "skipped_batches",
+    "peak_mem_mib",
+)
+
+HEADER = ",".join(METRIC_COLUMNS) + "\n"
+
+
+def format_row(row: Mapping[str, int | float | None]) -> str:
+    """Return one line of ``metrics.csv``; a missing or ``None`` value is an empty cell.
+
+    Args:
+        row: Values by column name. ``epoch`` is required.
+
+    Raises:
+        ValueError: A name is not one of :data:`METRIC_COLUMNS`, or ``epoch`` is missing.
+    """
+    unknown = sorted(set(row) - set(METRIC_COLUMNS))
+    if unknown:
+        raise ValueError(f"unknown metric columns {unknown}; allowed are {', '.join(METRIC_COLUMNS)}")
+    if row.get("epoch") is None:
+        raise ValueError("a metrics row needs its epoch")
+    return ",".join(_format_cell(name, row.get(name)) for name in METRIC_COLUMNS) + "\n"
+
+
+def parse_metrics(text: str, source: str) -> tuple[list[Row], str | None]:
+    """Read the text of a ``metrics.csv``.
+
+    A file cut in mid-line (by a kill or a full disk) keeps its whole rows. A last line without its line end
+    is torn even if it has all cells: ``0.12`` may be the start of ``0.125``.
+
+    Args:
+        text: The whole file.
+        source: Its name, for messages.
+
+    Returns:
+        The rows with every name of :data:`METRIC_COLUMNS` (``None`` where the cell is empty or the column is
+        missing), and ``None`` or one sentence about a torn last line that was left out.
+
+    Raises:
+        InputError: The header is not ours, or a line other than the last is damaged.
+    """
+    lines = text.splitlines(keepends=True)
+    if not lines or not lines[0].endswith("\n"):
+        return [], (f"{source} ends in its first line; it holds no rows" if text else None)
+    names = _parse_header(lines[0], source)
+    rows: list[Row] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            if not line.endswith("\n"):
+                raise ValueError("no line end")
+            rows.append(_parse_line(line, names))
+        except ValueError as error:
+            if number == len(lines):
+                return rows, f"{source}: line {number} is torn ({error}); {len(rows)} whole rows before it"
+            raise InputError(
+                f"{source}: line {number} is damaged ({error}). Mend or remove that line, or run again."
+            ) from error
+    return rows, None
+
+
+def _parse_header(line: str, source: str) -> list[str]:
+    names = line.rstrip("\r\n").split(",")
+    unknown = [name for name in names if name not in METRIC_COLUMNS]
+    if unknown or "epoch" not in names:
+        raise InputError(
+            f"{source} is not a metrics file of this program: its first line has {unknown[:3] or names[:3]}; "
+            f"the columns are {', '.join(METRIC_COLUMNS[:5])}, ..."
+        )
+    return names
+
+
+def _parse_line(line: str, names: list[str]) -> Row:
+    cells = next(csv.reader(io.StringIO(line)), [])
+    if len(cells) != len(names):
+        raise ValueError(f"{len(cells)} cells, expected {len(names)}")
+    row: Row = dict.fromkeys(METRIC_COLUMNS)
+    for name, cell in zip(names, cells, strict=True):
+        if cell:
+            row[name] = int(cell) if name in INTEGER_COLUMNS else float(cell)
+    if row["epoch"] is None:
+        raise ValueError("no epoch")
+    return row
+
+
+def _format_cell(name: str, value: int | float | None) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if name in INTEGER_COLUMNS else repr(float(value))

@@ -1,0 +1,267 @@
+"""The folder of one run: ``run.json`` and ``metrics.csv`` are the truth about it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gramgn.errors import InputError
+from gramgn.progress import say
+
+from ._atomic import append_synced, write_atomic
+from ._metrics import HEADER, Row, format_row, parse_metrics
+
+FORMAT = 1
+STATES = ("running", "done", "diverged", "failed", "interrupted")
+
+
+class RunFolder:
+    """One run on disk. Make one with :meth:`create` or :meth:`open`.
+
+    Attributes:
+        path: The folder, absolute.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], *, allowed: Collection[str] = ()) -> RunFolder:
+        """Make a new run folder; of two processes that ask for the same one, exactly one gets it.
+
+        Args:
+            path: The folder, missing or empty.
+            allowed: Names of entries that may lie there already (what Hydra writes before we start).
+
+        Raises:
+            InputError: The folder holds something, another process has just taken it, or it cannot be made.
+        """
+        folder = cls(path)
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            found = sorted(entry.name for entry in folder.path.iterdir() if entry.name not in allowed)
+            if not found:
+                # The exclusive creation, not the listing above, decides between two starts at once.
+                os.close(os.open(folder._lock_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                return folder
+        except FileExistsError:
+            found = [folder._lock_file.name]
+        except OSError as error:
+            raise InputError(
+                f"cannot make the run folder {folder.path}: {error.strerror or error}. "
+                "Choose a folder that can be written."
+            ) from error
+        some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise InputError(
+            f"{folder.path} is not empty (it holds {some}). "
+            f"A new run needs a folder of its own; to continue the run in it, use resume={folder.path}"
+        )
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunFolder:
+        """Open the folder of a run that exists.
+
+        Args:
+            path: A folder with a ``run.json``.
+
+        Raises:
+            InputError: There is no such folder, or it holds no ``run.json``.
+        """
+        folder = cls(path)
+        if not folder.path.is_dir():
+            raise InputError(
+                f"there is no run folder {folder.path}; runs lie in outputs/runs and outputs/sweeps"
+            )
+        if not folder.run_json.is_file():
+            found = ", ".join(sorted(entry.name for entry in folder.path.iterdir())[:5]) or "nothing"
+            raise InputError(f"{folder.path} is not a run folder: it has no run.json (it holds {found}).")
+        return folder
+
+    @property
+    def metrics_csv(self) -> Path:
+        """One row an epoch, see :data:`METRIC_COLUMNS`."""
+        return self.path / "metrics.csv"
+
+    @property
+    def run_json(self) -> Path:
+        """State, configuration and provenance of the run."""
+        return self.path / "run.json"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the training loop keeps its checkpoints; not made here."""
+        return self.path / "checkpoints"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def write_run(self, run: Mapping[str, Any]) -> None:
+        """Replace ``run.json`` atomically.
+
+        Numbers that JSON does not know are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which
+        ``float`` reads back; any JSON reader can read the file.
+
+        Args:
+            run: Plain JSON types with a ``state`` out of :data:`STATES`; ``format`` is added.
+
+        Raises:
+            ValueError: The state is not one of :data:`STATES`.
+            InputError: The disk is full or the folder cannot be written.
+        """
+        if run.get("state") not in STATES:
+            raise ValueError(f"state {run.get('state')!r} is not one of {', '.join(STATES)}")
+        content = {"format": FORMAT, **{key: value for key, value in run.items() if key != "format"}}
+        write_atomic(self.run_json, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+
+    def update_run(self, **changes: Any) -> dict[str, Any]:
+        """Replace some top-level entries of ``run.json`` and return the new content.
+
+        Args:
+            **changes: Entries by name, e.g. ``state="done"``.
+
+        Raises:
+            InputError: ``run.json`` cannot be read or written.
+        """
+        run = {**self.read_run(), **changes}
+        self.write_run(run)
+        return run
+
+    def read_run(self) -> dict[str, Any]:
+        """Return the content of ``run.json``.
+
+        Raises:
+            InputError: It is missing, damaged, or of a format that this version does not know.
+        """
+        try:
+            run = json.loads(self.run_json.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read {self.run_json}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise InputError(f"{self.run_json} is damaged: {error}") from error
+        found = run.get("format") if isinstance(run, dict) else None
+        if found != FORMAT or run.get("state") not in STATES:
+            raise InputError(
+                f"{self.run_json} has format {found!r} and state {run.get('state') if found else None!r}; "
+                f"this version reads format {FORMAT} with a state out of {', '.join(STATES)}."
+            )
+        return run
+
+    def append_metrics(self, row: Mapping[str, int | float | None]) -> None:
+        """Append one epoch to ``metrics.csv`` and bring it to disk.
+
+        Args:
+            row: Values by column name; what is missing becomes an empty cell.
+
+        Raises:
+            ValueError: A column is unknown or ``epoch`` is missing.
+            InputError: The disk is full (the file keeps its whole rows), or the file has other columns.
+        """
+        line = format_row(row)
+        text = self._metrics_text()
+        if text.startswith(HEADER):
+            if not text.endswith("\n"):
+                self.truncate_metrics()
+        elif "\n" in text:
+            raise InputError(
+                f"{self.metrics_csv} has the columns of another version; finish that run with the version "
+                "that began it, or start a new one."
+            )
+        else:
+            # Missing, empty, or killed within its very first line.
+            if text:
+                write_atomic(self.metrics_csv, "")
+            line = HEADER + line
+        append_synced(self.metrics_csv, line.encode())
+
+    def truncate_metrics(self, epoch: int | None = None) -> None:
+        """Cut ``metrics.csv`` back to an epoch, atomically; a torn last line goes as well.
+
+        Args:
+            epoch: Last epoch to keep (that of the checkpoint, on resume); ``None`` keeps all whole rows.
+
+        Raises:
+            InputError: The file is damaged before its last line, or cannot be written.
+        """
+        if not self.metrics_csv.is_file():
+            return
+        rows = self.read_metrics(report=lambda message: None)
+        kept = [row for row in rows if epoch is None or (row["epoch"] or 0) <= epoch]
+        write_atomic(self.metrics_csv, HEADER + "".join(format_row(row) for row in kept))
+
+    def read_metrics(self, *, report: Callable[[str], None] = say) -> list[Row]:
+        """Return the rows of ``metrics.csv`` in file order; none if there is no file yet.
+
+        Args:
+            report: Called with one sentence if the last line is torn (and left out). Default: to stderr.
+
+        Raises:
+            InputError: The file cannot be read, is not ours, or is damaged before its last line.
+        """
+        rows, problem = parse_metrics(self._metrics_text(), str(self.metrics_csv))
+        if problem:
+            report(problem)
+        return rows
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process while the block runs; a killed process frees it as well.
+
+        Raises:
+            InputError: Another process is writing this run.
+        """
+        # Not at the top: Windows has no such module, and everything else here works there.
+        import fcntl
+
+        with self._lock_file.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"another process is writing the run {self.path}. Wait until it has ended, or stop it."
+                ) from error
+            except OSError as error:
+                say(f"{self.path}: no file locks here ({error.strerror}); do not start this run twice")
+            yield
+
+    def _metrics_text(self) -> str:
+        try:
+            # A torn write can leave any bytes behind; they must reach the check of the last line.
+            return self.metrics_csv.read_bytes().decode("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise InputError(f"cannot read {self.metrics_csv}: {error.strerror or error}") from error
+
+
+def find_runs(root: str | os.PathLike[str]) -> list[RunFolder]:
+    """Return all run folders (those with a ``run.json``) under ``root``, sorted by path.
+
+    Args:
+        root: Folder to search, to any depth; a run folder itself gives that run. Missing: no runs.
+    """
+    found: list[RunFolder] = []
+    for folder, folders, files in os.walk(root):
+        if "run.json" in files:
+            found.append(RunFolder(folder))
+            folders.clear()
+    return sorted(found, key=lambda run: run.path)
+
+
+def _finite(value: Any) -> Any:
+    """Return ``value`` with the floats that JSON does not know as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,106 @@
+"""Checkpoints: whole or not there. Only tensors and plain Python types, loaded with ``weights_only=True``."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gramgn.errors import InputError, first_line
+from gramgn.tracking.records import atomic_file
+
+FORMAT = 1
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last, the one before it, and the best by validation loss.
+
+    Args:
+        folder: Made on first save.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: dict[str, Any], *, is_best: bool = False) -> None:
+        """Write ``state`` as the last checkpoint and keep the one before it.
+
+        At any moment, a kill or a full disk included, a loadable checkpoint is left.
+
+        Raises:
+            InputError: If the disk does not take it; what was there is still there.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        last = self.folder / LAST
+        with atomic_file(last) as temporary:
+            torch.save({"format": FORMAT, **state}, temporary)
+            if last.exists():
+                _link(last, self.folder / PREVIOUS)
+        if is_best:
+            _link(last, self.folder / BEST)
+
+    def load(self, say: Callable[[str], None]) -> dict[str, Any] | None:
+        """Return the last checkpoint that loads, saying so if that is not the newest; None if there is none.
+
+        Raises:
+            InputError: If there are checkpoints and none of them loads.
+        """
+        broken = []
+        for name in (LAST, PREVIOUS):
+            path = self.folder / name
+            if not path.exists():
+                continue
+            try:
+                state = _read(path)
+            except (
+                RuntimeError,
+                OSError,
+                EOFError,
+                pickle.UnpicklingError,
+                zipfile.BadZipFile,
+                ValueError,
+            ) as error:
+                broken.append(f"{path}: {first_line(error)}")
+                continue
+            if broken:
+                say(f"checkpoint {broken[0]}\ngoing on from {path} (epoch {state['epoch']}) instead")
+            return state
+        if broken:
+            raise InputError("no checkpoint of this run can be loaded:\n  " + "\n  ".join(broken))
+        return None
+
+
+def load_weights(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Return the last checkpoint's network weights of another run, for a warm start.
+
+    Raises:
+        InputError: If the folder holds no loadable checkpoint.
+    """
+    state = Checkpoints(folder).load(say)
+    if state is None:
+        raise InputError(
+            f"there is no checkpoint in {folder}: the run stopped before its first epoch was done"
+        )
+    weights: dict[str, Any] = state["model"]
+    return weights
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, atomically: it costs no space and no copying."""
+    temporary = target.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)
+    os.link(source, temporary)
+    temporary.replace(target)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"not a checkpoint of format {FORMAT}")
+    return state

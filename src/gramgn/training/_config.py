@@ -1,0 +1,86 @@
+"""The settings of a training run, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gramgn.errors import ConfigError
+
+SCALES = ("paper", "laptop", "debug")
+ORDERS = ("shuffle", "cyclic")
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, on what and in which order to train (``conf/trainer/``).
+
+    Attributes:
+        scale: Name of the scale the defaults come from; a label in records and figures.
+        epochs: Passes over the training split, at least 1.
+        batch_size: Samples in a mini-batch, or ``"full"`` for the whole training split. The last, smaller
+            batch of an epoch is used, not dropped.
+        image_size: Pixels a side.
+        order: ``"shuffle"``: a permutation that is a function of (seed, epoch). ``"cyclic"``: the same
+            batches in the same order in every epoch (Theorem 2 of arXiv 1905.11675).
+        standardize_targets: Train on (y - mean) / sd with mean and sd of the training split.
+        eval_every: Epochs between evaluations on val and test; the last epoch is always evaluated.
+        eval_train: Also evaluate the training split, after each evaluated epoch.
+        eval_batch_size: Samples in a batch of the evaluation.
+        device: ``"auto"`` (CUDA where there is one, else the CPU) or a torch device such as ``"cuda:1"``.
+        dtype: Of weights, inputs and the Jacobian: ``"float32"`` or ``"float64"``.
+        tf32: Let CUDA round to TF32 in convolutions and matrix products outside the Gram product.
+        deterministic: Allow only deterministic kernels. CPU runs repeat bit for bit either way.
+        threads: CPU threads of torch; ``None`` leaves torch's own choice. Recorded with the run.
+
+    Raises:
+        ConfigError: For any value out of range; all of them are named at once.
+    """
+
+    scale: str = "paper"
+    epochs: int = 30
+    batch_size: Any = 128
+    image_size: int = 64
+    order: str = "shuffle"
+    standardize_targets: bool = True
+    eval_every: int = 1
+    eval_train: bool = False
+    eval_batch_size: int = 256
+    device: str = "auto"
+    dtype: str = "float32"
+    tf32: bool = False
+    deterministic: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {least}"
+            for name, least in _LEAST.items()
+            if not _is_whole(getattr(self, name), least) and not (name == "threads" and self.threads is None)
+        ]
+        if self.batch_size != "full" and not _is_whole(self.batch_size, 1):
+            problems.append(
+                f"trainer.batch_size={self.batch_size!r} must be a whole number of at least 1, or full"
+            )
+        for name, allowed in (("order", ORDERS), ("dtype", DTYPES)):
+            if getattr(self, name) not in allowed:
+                given = getattr(self, name)
+                problems.append(f"trainer.{name}={given!r} must be one of {', '.join(allowed)}")
+        for field in fields(self):
+            if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
+                given = getattr(self, field.name)
+                problems.append(f"trainer.{field.name}={given!r} must be true or false")
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+    def batch_size_for(self, num_train: int) -> int:
+        """Return the number of samples in a whole batch of a training split of ``num_train`` samples."""
+        return num_train if self.batch_size == "full" else min(int(self.batch_size), num_train)
+
+
+_LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,265 @@
+"""The loop: epochs of steps, evaluation, records, checkpoints, and every way a run can end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramgn.optim import StepInfo
+from gramgn.tracking.records import Row, RunFolder
+from gramgn.training._checkpoint import Checkpoints
+from gramgn.training._clock import Clock
+from gramgn.training._config import TrainerConfig
+from gramgn.training._data import TensorData
+from gramgn.training._device import PeakMemory
+from gramgn.training._evaluate import evaluate
+from gramgn.training._meter import EpochMeter
+from gramgn.training._report import Reporter
+from gramgn.training._seeding import epoch_order, rng_state, set_rng_state
+from gramgn.training._steps import Stepper
+from gramgn.training._stop import StopAtOnce, StopFlag, StopRequested
+
+
+class Diverged(RuntimeError):  # noqa: N818 - an outcome that is recorded, see DESIGN: divergence is normal
+    """A loss or a step was not finite. The network is as it was before that step, and was not saved since."""
+
+
+@dataclass
+class Best:
+    """The epoch with the lowest validation loss so far, the first of equals."""
+
+    epoch: int = 0
+    val_loss: float = math.inf
+    val_mae: float = math.nan
+    test_loss: float = math.nan
+    test_mae: float = math.nan
+
+
+@dataclass
+class Position:
+    """Where a run is: ``epoch`` whole epochs, ``batch`` batches of the next one, ``step`` steps in all."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    meter: EpochMeter = field(default_factory=EpochMeter)
+    best: Best = field(default_factory=Best)
+
+
+class Trainer:
+    """Trains one network with one optimizer on one data set, into one run folder.
+
+    Args:
+        model: On its device.
+        optimizer: Of either kind, see :func:`gramgn.training.takes_model`.
+        data: On the same device.
+        config: The trainer's settings.
+        seed: The run's seed; the order of the data is a function of it and the epoch.
+        folder: The run's folder; metrics.csv and checkpoints go there.
+        clock: Started with the job, so that its start-up part holds what came before.
+        mirror: Given each new row of metrics.csv once its checkpoint is on disk.
+        reporter: Tells a person how far the run is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: TensorData,
+        config: TrainerConfig,
+        *,
+        seed: int,
+        folder: RunFolder,
+        clock: Clock,
+        mirror: Callable[[list[Row]], None],
+        reporter: Reporter,
+    ) -> None:
+        self.model, self.optimizer, self.data, self.config = model, optimizer, data, config
+        self.seed, self.folder, self.clock = seed, folder, clock
+        self.position = Position()
+        self._mirror, self.reporter = mirror, reporter
+        self._checkpoints = Checkpoints(folder.checkpoint_dir)
+        self._memory = PeakMemory(data.device)
+        self._stepper = Stepper(model, optimizer)
+        self._batch_size = config.batch_size_for(data.size("train"))
+        self._last_info: StepInfo | None = None
+        # One sample has no batch statistics; such a last batch is skipped and counted (G05).
+        self._least_batch = 2 if getattr(model, "batch_statistics", False) else 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch, the last, smaller one included."""
+        return math.ceil(self.data.size("train") / self._batch_size)
+
+    def resume(self) -> bool:
+        """Go back to the last loadable checkpoint and cut metrics.csv to it; False if there is none yet.
+
+        Raises:
+            InputError: If checkpoints are there and none of them loads.
+        """
+        state = self._checkpoints.load(self.reporter.say)
+        self.folder.truncate_metrics(state["epoch"] if state else 0)
+        if state is None:
+            return False
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.clock.load_state_dict(state["clock"])
+        set_rng_state(state["rng"])
+        self.position = Position(
+            epoch=state["epoch"],
+            batch=state["batch"],
+            step=state["step"],
+            meter=EpochMeter(**state["meter"]),
+            best=Best(**state["best"]),
+        )
+        return True
+
+    def fit(self, stop: StopFlag) -> None:
+        """Train until ``config.epochs`` epochs are done.
+
+        Args:
+            stop: Looked at after every step and between evaluation batches.
+
+        Raises:
+            Diverged: If a loss or step is not finite. The row of that epoch is recorded.
+            StopRequested: If ``stop`` was set. A checkpoint in mid-epoch has been written.
+            InputError: If the disk is full, or the network's outputs do not fit the targets.
+        """
+        self.reporter.begin(self)
+        self.model.train()
+        while self.position.epoch < self.config.epochs:
+            try:
+                self._train_epoch(stop)
+                row = self._evaluated_row(stop)
+            except Diverged:
+                self._record(self._train_row())
+                raise
+            except StopAtOnce:
+                raise
+            except StopRequested:
+                with self.clock.part("checkpoint"):
+                    self._save(is_best=False)
+                raise
+            self._finish_epoch(row)
+
+    def _train_epoch(self, stop: StopFlag) -> None:
+        position, config = self.position, self.config
+        epoch = position.epoch + 1
+        with self.clock.part("train"):
+            order = epoch_order(self.data.size("train"), seed=self.seed, epoch=epoch, order=config.order)
+            batches = order.to(self.data.device).split(self._batch_size)
+            for index in batches[position.batch :]:
+                stop.raise_if_set()
+                if len(index) < self._least_batch:
+                    position.meter.skipped_batches += 1
+                else:
+                    self._step(index)
+                position.batch += 1
+        with self.clock.part("log"):
+            position.meter.close(self._last_info)
+
+    def _step(self, index: torch.Tensor) -> None:
+        position = self.position
+        report = self._stepper(*self.data.batch("train", index))
+        position.meter.add(report)
+        position.step += 1
+        self._last_info = report.info
+        self.reporter.step(self, report)
+        if not report.finite:
+            what = "loss" if not math.isfinite(report.loss) else "step"
+            raise Diverged(
+                f"the {what} was not finite at step {position.step} (epoch {position.epoch + 1}, "
+                f"loss {report.loss:g})"
+            )
+
+    def _evaluated_row(self, stop: StopFlag) -> dict[str, Any]:
+        row = self._train_row()
+        if row["epoch"] % self.config.eval_every == 0 or row["epoch"] == self.config.epochs:
+            with self.clock.part("eval"):
+                self._add_evaluation(row, stop)
+        return row | {"wall_s": self.clock.wall_s()}
+
+    def _finish_epoch(self, row: dict[str, Any]) -> None:
+        position = self.position
+        is_best = row.get("val_loss") is not None and row["val_loss"] < position.best.val_loss
+        if is_best:
+            position.best = Best(**{name: row[name] for name in asdict(position.best)})
+        if not all(math.isfinite(row.get(name) or 0.0) for name in ("val_loss", "test_loss")):
+            self._record(row)
+            raise Diverged(f"the evaluation after epoch {row['epoch']} was not finite")
+        with self.clock.part("log"):
+            self.folder.append_metrics(row)
+        position.epoch, position.batch, position.meter = row["epoch"], 0, EpochMeter()
+        with self.clock.part("checkpoint"):
+            self._save(is_best=is_best)
+        with self.clock.part("log"):
+            self._mirror([row])
+            self.reporter.epoch(self, row)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """Record a row that no checkpoint follows: the epoch in which the run diverged."""
+        with self.clock.part("log"):
+            self.folder.append_metrics(row)
+            self._mirror([row])
+            self.reporter.epoch(self, row)
+
+    def _train_row(self) -> dict[str, Any]:
+        settings = self.optimizer.param_groups[0]
+        row: dict[str, Any] = {
+            "epoch": self.position.epoch + 1,
+            "step": self.position.step,
+            "train_s": self.clock.train_s(),
+            "wall_s": self.clock.wall_s(),
+            "lr": float(settings["lr"]) if "lr" in settings else None,
+            "peak_mem_mib": self._memory.mib(),
+            **self.position.meter.row(self.data.scaling.target_std),
+        }
+        if "lam" in settings:
+            alpha = float(settings["alpha"])
+            row |= {
+                "lam": float(settings["lam"]),
+                "alpha": alpha,
+                "alpha_sum": alpha * self._damping_factor(),
+            }
+        return row
+
+    def _damping_factor(self) -> int:
+        """Return what alpha is multiplied with for a whole batch: b where it stands beside the mean of G."""
+        convention = self.optimizer.param_groups[0].get("damping_convention", "sum")
+        return self._batch_size if convention == "mean" else 1
+
+    def _add_evaluation(self, row: dict[str, Any], stop: StopFlag) -> None:
+        splits = ("val", "test", "train") if self.config.eval_train else ("val", "test")
+        for split in splits:
+            result = evaluate(
+                self.model,
+                self.data,
+                split,
+                batch_size=self.config.eval_batch_size,
+                between=stop.raise_if_set,
+            )
+            if split == "train":
+                row["train_eval_loss"] = result.loss
+            else:
+                row |= {f"{split}_loss": result.loss, f"{split}_mae": result.mae}
+
+    def _save(self, *, is_best: bool) -> None:
+        position = self.position
+        state = {
+            "epoch": position.epoch,
+            "batch": position.batch,
+            "step": position.step,
+            "meter": position.meter.state_dict(),
+            "best": asdict(position.best),
+            "clock": self.clock.state_dict(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaling": asdict(self.data.scaling),
+            "rng": rng_state(),
+        }
+        self._checkpoints.save(state, is_best=is_best)

@@ -1,0 +1,127 @@
+"""One training step, the same for every optimizer: residuals in, a report out."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramgn.errors import InputError
+from gramgn.optim import StepInfo
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did.
+
+    Attributes:
+        num_samples: b, the samples in the batch.
+        loss: Mean square of the residuals before the step, in standardised units.
+        absolute_error: Mean absolute residual before the step, in standardised units.
+        finite: Whether loss and step were finite. If not, no parameter has moved.
+        grad_norm: |gradient of the loss|, for optimizers of the gradient.
+        info: GGN's own report.
+    """
+
+    num_samples: int
+    loss: float
+    absolute_error: float
+    finite: bool
+    grad_norm: float | None = None
+    info: StepInfo | None = None
+
+
+class NonFiniteLoss(Exception):  # noqa: N818 - a signal from the closure to the step, never seen outside
+    """Raised inside a closure so that the optimizer does not step."""
+
+
+def residuals(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return f - y, shape ``[b]``.
+
+    Raises:
+        InputError: If the outputs do not have the targets' shape. Broadcasting ``[b, 1]`` against ``[b]``
+            would silently make it ``[b, b]`` (T01).
+    """
+    outputs = model(inputs)
+    if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
+        got = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise InputError(
+            f"the network must return one number a sample, shape {list(targets.shape)} like the targets; "
+            f"it returned {got}. End its forward with .squeeze(-1), or use num_outputs=1"
+        )
+    return outputs - targets
+
+
+def takes_model(optimizer_class: Any) -> bool:
+    """Tell whether an optimizer wants the module itself: its first parameter is named ``model``.
+
+    Such an optimizer is given a closure that returns the residuals; any other is given ``parameters()``
+    and a closure that returns the loss.
+    """
+    names = [name for name in inspect.signature(optimizer_class).parameters if name != "self"]
+    return bool(names) and names[0] == "model"
+
+
+class Stepper:
+    """Takes training steps with either kind of optimizer.
+
+    Args:
+        model: The network.
+        optimizer: Either kind (:func:`takes_model`).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._wants_residuals = takes_model(type(optimizer))
+
+    def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
+        """Take one step on inputs ``[b, ...]`` and targets ``[b]``."""
+        if self._wants_residuals:
+            return self._residual_step(inputs, targets)
+        return self._gradient_step(inputs, targets)
+
+    def _residual_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
+        step: Any = self.optimizer.step
+        info: StepInfo = step(lambda: residuals(self.model, inputs, targets))
+        return StepReport(
+            num_samples=len(targets),
+            loss=info.loss,
+            absolute_error=float(info.residual.abs().mean()),
+            finite=info.status != "non_finite",
+            info=info,
+        )
+
+    def _gradient_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
+        first: list[list[float]] = []
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad()
+            residual = residuals(self.model, inputs, targets)
+            loss = residual.square().mean()
+            loss.backward()
+            norm = torch.nn.utils.get_total_norm(_gradients(self.model)).to(loss)
+            with torch.no_grad():  # one transfer for the three, so that the device is waited for once
+                seen = torch.stack((loss, residual.abs().mean(), norm)).tolist()
+            first.append(seen)
+            if not all(map(math.isfinite, seen)):
+                raise NonFiniteLoss
+            return loss
+
+        try:
+            step: Any = self.optimizer.step
+            step(torch.enable_grad()(closure))
+            finite = True
+        except NonFiniteLoss:
+            finite = False
+        # An optimizer that calls the closure more than once (a line search) is reported by its first call.
+        loss, absolute_error, grad_norm = first[0]
+        return StepReport(len(targets), loss, absolute_error, finite, grad_norm)
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

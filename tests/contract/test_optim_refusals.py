@@ -1,0 +1,340 @@
+"""What the optimizer refuses: before any work, in one sentence that names what was given and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gramgn import GramGaussNewton
+from gramgn.models import ResNetBN
+from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim._vmap_engine import VmapEngine
+
+X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8)
+
+
+def network(num_outputs: int = 1) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, num_outputs))
+
+
+def built(model: nn.Module, **options: Any) -> GramGaussNewton:
+    return GramGaussNewton(model, **{"lam": 1.0, "alpha": 0.3, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lam": 0.0}, "lam must be a finite number > 0, got 0.0"),
+        ({"lam": -1}, "lam must be a finite number > 0"),
+        ({"lam": float("inf")}, "lam must be a finite number"),
+        ({"alpha": -0.1}, "alpha must be a finite number >= 0, got -0.1"),
+        ({"alpha": float("nan")}, "alpha must be a finite number"),
+        ({"alpha": "0.3"}, "alpha must be a number >= 0, got '0.3' of type str"),
+        ({"alpha": True}, "alpha must be a number >= 0, got True of type bool"),
+        ({"alpha": None}, "alpha must be a number >= 0"),
+        ({"lr": -1.0}, "lr must be a finite number >= 0"),
+        ({"damping_convention": "average"}, "damping_convention must be 'sum' or 'mean', got 'average'"),
+        ({"engine": "magic"}, "engine must be one of 'vmap', 'loop', got 'magic'"),
+        ({"chunk_size": 0}, "chunk_size must be None or a whole number of at least 1, got 0"),
+        ({"chunk_size": 2.0}, "chunk_size must be None or a whole number"),
+        ({"engine": "loop", "chunk_size": 2}, "chunk_size is an option of engine='vmap'"),
+    ],
+)
+def test_values_out_of_range(options: dict[str, Any], message: str) -> None:
+    """G03: lam <= 0 and negative alpha, and whatever else is no valid value, are a ValueError at start."""
+    with pytest.raises(ValueError, match=re.escape(message)):
+        built(network(), **options)
+
+
+def test_lam_and_alpha_have_no_default() -> None:
+    with pytest.raises(TypeError, match="lam"):
+        GramGaussNewton(network())  # type: ignore[call-arg]
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def untracked_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
+
+
+def tracked_instance_norm() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4, track_running_stats=True))
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: ResNetBN(8), batch_norm, untracked_batch_norm, tracked_instance_norm]
+)
+def test_batch_statistics_are_refused_at_construction(build: Callable[[], nn.Module]) -> None:
+    """G01: one refusal, with the reason and the models to use."""
+    with pytest.raises(ValueError, match=r"statistics of the batch.*ResNetFixup.*ResNetGN.*model\.eval\(\)"):
+        built(build())
+
+
+def test_batch_statistics_are_refused_at_the_step() -> None:
+    """G01: accepted with frozen statistics, refused when model.train() unfreezes them; nothing moves."""
+    model = batch_norm().eval()
+    optimizer = built(model)
+    optimizer.step(lambda: model(X)[:, 0] - Y)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="BatchNorm1d at '1' uses the statistics of the batch"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_nothing_to_train() -> None:
+    """G06: all frozen is an error, at construction and later."""
+    model = network()
+    optimizer = built(model)
+    for param in model.parameters():
+        param.requires_grad_(False)
+    with pytest.raises(ValueError, match="all parameters are frozen"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        built(model)
+    with pytest.raises(ValueError, match="all parameters are frozen"):
+        GramGaussNewton(model, model.parameters(), lam=1.0, alpha=0.3)
+    with pytest.raises(ValueError, match="empty parameter list"):
+        GramGaussNewton(model, [], lam=1.0, alpha=0.3)
+
+
+def test_more_than_one_group() -> None:
+    """G14: a second group is refused at construction and by add_param_group."""
+    model = network()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "lr": 0.1}]
+    with pytest.raises(ValueError, match="one parameter group"):
+        GramGaussNewton(model, groups, lam=1.0, alpha=0.3)
+    optimizer = GramGaussNewton(model, model[0].parameters(), lam=1.0, alpha=0.3)
+    with pytest.raises(ValueError, match="one parameter group"):
+        optimizer.add_param_group({"params": model[2].parameters()})
+
+
+def test_parameters_of_another_model() -> None:
+    with pytest.raises(ValueError, match="are not parameters of the model"):
+        GramGaussNewton(network(), network().parameters(), lam=1.0, alpha=0.3)
+
+
+def test_a_replaced_or_added_module_is_noticed() -> None:
+    """G21: a trainable parameter that the optimizer does not know is listed instead of left out."""
+    model = network()
+    optimizer = built(model)
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"does not know \(3\.weight, 3\.bias\)"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+    model = network()
+    optimizer = built(model)
+    model[2] = nn.Linear(4, 1)
+    with pytest.raises(ValueError, match="build a new optimizer"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+
+
+def test_uninitialised_integer_and_scattered_parameters() -> None:
+    with pytest.raises(ValueError, match=r"parameter '0\.weight' has no shape yet"):
+        built(nn.Sequential(nn.LazyLinear(2)))
+    with pytest.raises(ValueError, match="only real floating point"):
+        built(nn.Linear(2, 1, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"several devices \(cpu, meta\)"):
+        built(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1, device="meta")))
+
+
+def test_no_module() -> None:
+    with pytest.raises(ValueError, match=r"must be a torch\.nn\.Module, got generator"):
+        built(network().parameters())  # type: ignore[arg-type]
+
+
+def test_compiled_and_wrapped_models() -> None:
+    """G19: a model compiled in either way is refused, and so are wrappers for several devices."""
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        built(torch.compile(network()))  # type: ignore[arg-type]
+    in_place = network()
+    in_place.compile()
+    with pytest.raises(ValueError, match=r"before torch\.compile"):
+        built(in_place)
+    with pytest.raises(ValueError, match="DataParallel"):
+        built(nn.DataParallel(network()))
+
+
+def test_autocast() -> None:
+    """G18: refused at construction, around the step and inside the closure."""
+    model = network()
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="autocast is on"):
+        built(model)
+    optimizer = built(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="autocast is on"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+
+    def closure() -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(X)[:, 0] - Y
+
+    with pytest.raises(RuntimeError, match="autocast is on"):
+        optimizer.step(closure)
+
+
+def test_inference_mode() -> None:
+    model = network()
+    optimizer = built(model)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference mode is on"):
+        optimizer.step(lambda: model(X)[:, 0] - Y)
+
+
+@pytest.mark.parametrize("world_size", ["2", "16"])
+def test_more_than_one_process(world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G22: WORLD_SIZE > 1 is refused with one line."""
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(RuntimeError, match=f"WORLD_SIZE={world_size}") as caught:
+        built(network())
+    assert "\n" not in str(caught.value)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    built(network())
+
+
+def refusal(closure: Callable[[nn.Module], Any], engine: str, model: nn.Module | None = None) -> str:
+    """Return the message with which a step is refused, after checking that no parameter moved."""
+    model = model or network()
+    optimizer = built(model, engine=engine)
+    before = [param.detach().clone() for param in model.parameters()]
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        optimizer.step(lambda: closure(model))
+    assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    assert optimizer.counts["steps"] == 0
+    return str(caught.value)
+
+
+ENGINE_NAMES = pytest.mark.parametrize("engine", ["vmap", "loop"])
+
+
+@ENGINE_NAMES
+def test_broadcast_residuals_are_refused_with_both_shapes(engine: str) -> None:
+    """T01: [b, 1] minus [b] is [b, b]; the message holds both shapes."""
+    message = refusal(lambda model: model(X) - Y, engine)
+    assert "[8, 1]" in message
+    assert "[8, 8]" in message
+    flat = nn.Sequential(network(), nn.Flatten(0))
+    assert "[8, 8]" in refusal(lambda model: model(X) - Y[:, None], "loop", flat)
+
+
+@ENGINE_NAMES
+@pytest.mark.parametrize(
+    ("closure", "message"),
+    [
+        (lambda model: (model(X)[:, 0] - Y).square().mean(), "not a loss"),
+        (lambda model: float((model(X)[:, 0] - Y).square().mean().detach()), "as a tensor, got float"),
+        (lambda model: model(X)[:4, 0] - Y[:4], "shape [b] or [b, k] with b = 8"),
+        (lambda model: model(X)[:, None] - Y[:, None, None], "shape [b] or [b, k]"),
+        (lambda model: (model(X)[:, 0] - Y).detach(), "do not depend on the model's output"),
+        (lambda model: Y, "did not call the model"),
+        (lambda model: model[0](X)[:, 0] - Y, "did not call the model"),
+        (lambda model: model(X)[:, 0] - model(X)[:, 0], "called the model twice"),
+    ],
+    ids=["loss", "number", "part", "dimensions", "detached", "no_call", "part_of_model", "twice"],
+)
+def test_closures_that_break_the_contract(
+    closure: Callable[[nn.Module], Any], message: str, engine: str
+) -> None:
+    assert message in refusal(closure, engine)
+
+
+def test_residuals_that_mix_samples() -> None:
+    """The vmap engine refuses what has no per-sample Jacobian; the loop engine forms the whole one."""
+
+    def centred(model: nn.Module) -> Tensor:
+        output = model(X)[:, 0]
+        return output - output.mean() - Y
+
+    assert "output of another sample" in refusal(centred, "vmap")
+    swapped = torch.arange(4096).reshape(-1, 2).flip(1).flatten()
+    assert "output of another sample" in refusal(lambda model: model(X.repeat(512, 1))[swapped, 0], "vmap")
+    model = network().double()
+    J = LoopEngine().linearise(
+        model, dict(model.named_parameters()), lambda: (f := model(X.double())[:, 0]) - f.mean()
+    )
+    assert torch.allclose(J.gram().sum(dim=0), torch.zeros(8, dtype=torch.float64), atol=1e-12)
+
+
+def test_residuals_that_depend_on_parameters_past_the_output() -> None:
+    message = refusal(lambda model: model(X)[:, 0] * model[2].bias - Y, "vmap")
+    assert "other than through the model's output" in message
+
+
+def test_parameters_that_functional_call_does_not_reach() -> None:
+    """G21: a parameter used through an alias would get no column; it is named instead."""
+
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.alias = [self.layer.weight]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.alias[0], self.layer.bias)
+
+    message = refusal(lambda model: model(X)[:, 0] - Y, "vmap", Aliased())
+    assert "past its own modules" in message
+    assert "layer.weight" in message
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (lambda x: (x.sum(dim=1), x), "must return one tensor, got tuple"),
+        (lambda x: x.sum(dim=0), "must keep the batch in the leading dimension"),
+    ],
+)
+def test_outputs_that_are_no_batch(forward: Callable[[Tensor], Any], message: str) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return forward(self.layer(x))
+
+    assert message in refusal(lambda model: model(X), "vmap", Odd())
+
+
+def test_empty_batch() -> None:
+    assert "at least one sample" in refusal(lambda model: model(X[:0])[:, 0] - Y[:0], "vmap")
+
+
+def test_what_vmap_cannot_do_points_to_the_loop_engine() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) if x.sum() > 0 else -self.layer(x)
+
+    model = Branching()
+    with pytest.raises(RuntimeError) as caught:
+        built(model).step(lambda: model(X)[:, 0] - Y)
+    assert any("engine='loop'" in note for note in caught.value.__notes__)
+    assert built(model, engine="loop").step(lambda: model(X)[:, 0] - Y).status == "cholesky"
+
+
+def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G02: the message holds the number of parameters, an estimate in MiB, the samples and what to lower."""
+    model = nn.Linear(1024, 16, bias=False)
+    x = torch.zeros(4, 1024)
+
+    def exhausted(*_args: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(VmapEngine, "linearise", exhausted)
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"16384 parameters.*0\.0625 MiB for each row.*chunk_size.*batch size"
+    ):
+        built(model).step(lambda: model(x))
+    monkeypatch.undo()
+    monkeypatch.setattr("gramgn.optim._engine.BlockLinearisation.gram", exhausted)
+    with pytest.raises(torch.OutOfMemoryError, match=r"about 4 MiB for 4 samples \(64 rows\)"):
+        built(model).step(lambda: model(x))

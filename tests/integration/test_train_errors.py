@@ -1,0 +1,176 @@
+"""Bad input: one message, the right exit code, and everything on disk as it was."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from house import BLOBS, SMALL, Call, House, read_run
+
+CASES = {
+    "a misspelt key": (["optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'optimizer.lam'"]),
+    "a misspelt key with +": (["+optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'lam'"]),
+    "a misspelt key with ++": (["++trainer.epoch=9"], ["'trainer.epoch'", "did you mean 'epochs'"]),
+    "a misspelt group": (["optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
+    "a misspelt group with +": (["+optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
+    "a misspelt choice": (["optimizer=gnn"], ["optimizer=gnn", "did you mean 'ggn'", "adamw, ggn, sgd"]),
+    "an unknown recipe": (["+recipe.alhpa=1"], ["'recipe.alhpa'", "did you mean 'alpha'"]),
+    "an unknown tracking key": (["+tracking.projekt=x"], ["'tracking.projekt'", "did you mean 'project'"]),
+    "an unknown key of torch's": (
+        ["optimizer=sgd", "+optimizer.momentun=0.5"],
+        ["'optimizer.momentun'", "did you mean 'momentum'"],
+    ),
+    "a text for a number": (["optimizer.lam=abc"], ["optimizer.lam='abc' must be a number"]),
+    "a text for torch's number": (["optimizer=sgd", "optimizer.lr=abc"], ["lr='abc' must be a number"]),
+    "a negative alpha": (["optimizer.alpha=-1"], ["alpha must be", "-1"]),
+    "lam zero": (["optimizer.lam=0"], ["lam must be", "0"]),
+    "a bad convention": (["optimizer.damping_convention=avg"], ["damping_convention", "avg", "mean"]),
+    "a bad depth": (["model=resnet_fixup", "model.depth=33"], ["depth must be 6 n + 2", "33", "32 and 38"]),
+    "several bad values": (["trainer.epochs=0", "trainer.order=x"], ["trainer.epochs=0", "order='x'"]),
+    "a bad seed": (["seed=-1"], ["seed=-1", "from 0 to 2^63"]),
+    "a bad device": (["trainer.device=tpu"], ["trainer.device='tpu'", "auto, cpu, cuda"]),
+    "missing values": (["dataset.seed=???", "model.dropout=???"], ["dataset.seed, model.dropout"]),
+    "a broken override": (["optimizer=["], ["no viable alternative"]),
+    "a target that is not there": (["model._target_=outside.Nothing"], ["Nothing cannot be imported"]),
+    "a module that is not there": (["model._target_=nowhere.Net"], ["nowhere.Net cannot be imported"]),
+    "a column of outputs": (["model.outputs=column"], ["shape [2]", "[2, 1]", ".squeeze(-1)"]),
+    "wrong channels": (["model.channels=1"], ["does not take images of shape [2, 3, 16, 16]"]),
+    "batch statistics": (["model=resnet_bn"], ["statistics of the batch", "ResNetFixup", "ResNetGN"]),
+    "a warm start from nowhere": (["init_from=outputs/runs/nothing"], ["there is no run folder", "nothing"]),
+    "an interpolation to nowhere": (["optimizer.alpha=${nowhere.x}"], ["cannot be resolved", "nowhere"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_message_and_nothing_changed(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """H09, H17, T01, G01: a wrong key, value or combination is refused before any work, with exit code 2."""
+    overrides, expected = CASES[case]
+    before = house.files()
+    chosen = [entry for entry in SMALL if entry.split("=")[0] not in {o.split("=")[0] for o in overrides}]
+    assert call(*chosen, *overrides) == 2
+    message = capsys.readouterr().err
+    for words in expected:
+        assert words in message
+    assert "Traceback" not in message
+    assert message.count("error:") == 1
+    assert house.files() == before
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("nan", 2, "1 targets are not finite numbers"),
+        ("constant", 2, "training targets equal 7.0"),
+        ("crash", 1, "RuntimeError: the plug-in's own mistake"),
+    ],
+)
+def test_bad_data_is_recorded_as_failed(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], fault: str, code: int, words: str
+) -> None:
+    """H02: a user's data error is one message; somebody's bug is shown in full; both are recorded."""
+    assert call(*SMALL, f"dataset.bad='{fault}'") == code
+    assert words in capsys.readouterr().err
+    (folder,) = house.runs()
+    assert read_run(folder)["state"] == "failed"
+    assert read_run(folder)["error"]["message"] in words or words in (folder / "log.txt").read_text()
+    assert not (folder / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("dataset", ["afad", "rsna", "retinamnist", "rotation"])
+def test_missing_data_stops_at_once(house: House, dataset: str) -> None:
+    """H16, D01: one message at once: where to get it, what to run next, what to use meanwhile."""
+    start = time.monotonic()
+    done = house.run(f"dataset={dataset}")
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert f"dataset={dataset}" in done.stderr
+    assert "scripts/prepare_data.py" in done.stderr
+    assert "_synthetic" in done.stderr
+    assert str(house.root / "data" / "raw" / dataset) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (house.root / "outputs" / "runs").exists() or not house.runs()
+    assert time.monotonic() - start < 60  # a hang, not a measurement: the machine may be busy
+
+
+def test_a_sweep_key_that_one_optimizer_lacks(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H03: refused before the first job, with the form that works."""
+    assert call(*SMALL, "optimizer=ggn,sgd", "optimizer.lam=0.5", multirun=True) == 2
+    message = capsys.readouterr().err
+    assert "'optimizer.lam'" in message
+    assert "python train.py -m optimizer=ggn optimizer.lam=" in message
+    assert not house.runs()
+    assert not [path for path in (house.root / "outputs").rglob("*") if path.is_file()]
+
+
+def test_a_run_folder_is_never_shared(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """H06: a folder that holds something is refused and left alone."""
+    folder = house.root / "outputs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "note.txt").write_text("keep me")
+    before = house.files()
+    assert call(*SMALL, f"hydra.run.dir={folder}") == 2
+    assert "is not empty" in capsys.readouterr().err
+    assert house.files() == before
+
+
+def test_starts_in_the_same_second_get_folders_of_their_own(house: House) -> None:
+    """H06: four processes at once, four folders, each a whole run."""
+    processes = [house.start(*BLOBS, *SMALL) for _ in range(4)]
+    assert [process.wait(timeout=120) for process in processes] == [0] * 4
+    for process in processes:
+        process.communicate()
+    assert len(house.runs()) == 4
+    assert [read_run(folder)["state"] for folder in house.runs()] == ["done"] * 4
+
+
+def test_a_warm_start_must_fit(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*SMALL) == 0
+    (folder,) = house.runs()
+    assert call(*SMALL, "model=resnet_gn", f"init_from={folder}") == 2
+    message = capsys.readouterr().err
+    assert "weights do not fit" in message
+    assert "tensors differ" in message
+    assert len(house.runs()) == 1
+
+
+@pytest.mark.parametrize("size", ["2", "8"])
+def test_several_processes_are_refused(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], size: str
+) -> None:
+    """G22: one line, before any work, for every optimizer."""
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert call(*SMALL, "optimizer=sgd") == 2
+    assert f"WORLD_SIZE={size}" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_message(
+    call: Call, house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """T06: the disk fills up while a checkpoint is written: exit 2, the epochs before it are whole."""
+    import errno
+    import os
+
+    import torch
+
+    save, calls = torch.save, []
+
+    def full_at_the_second(content: object, path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(content, path)
+
+    monkeypatch.setattr(torch, "save", full_at_the_second)
+    assert call(*SMALL) == 2
+    message = capsys.readouterr().err
+    assert "No space left on device" in message
+    assert "Traceback" not in message
+    (folder,) = house.runs()
+    assert read_run(folder)["state"] == "failed"
+    monkeypatch.undo()
+    assert torch.load(folder / "checkpoints" / "last.pt")["epoch"] == 1

@@ -1,0 +1,169 @@
+"""From file to pixels: one routine, every pixel format, explicit limits."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_cases import picture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from gramgn.data import load_image
+from gramgn.data._decode import open_image, to_square
+from gramgn.errors import DataError
+
+BILINEAR = Image.Resampling.BILINEAR
+
+
+def test_16_bit_ramp_keeps_its_levels(tmp_path: Path) -> None:
+    """D03: a 16-bit PNG is scaled by its full range and does not turn white."""
+    ramp = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    pixels = load_image(tmp_path / "ramp.png", 256, channels=1)
+    assert len(np.unique(pixels)) == 256
+    assert np.abs(pixels[0] - ramp / 257.0).max() <= 0.5
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_unsupported_pixel_formats_name_the_file(tmp_path: Path, mode: str) -> None:
+    """D03: a pixel format without a declared range is refused with the path."""
+    path = tmp_path / "deep.tif"
+    Image.fromarray(np.ones((8, 8), np.float32 if mode == "F" else np.int32)).save(path)
+    with pytest.raises(DataError, match=r"deep\.tif: pixel format " + mode):
+        load_image(path, 8)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "LA", "RGBA", "P", "CMYK", "I;16"])
+def test_every_mode_gives_one_shape(tmp_path: Path, mode: str, channels: int) -> None:
+    """D07: L, RGB, LA, RGBA, P, CMYK and 16-bit images all come out with the channels asked for."""
+    grey = np.linspace(0, 255, 24 * 20).reshape(24, 20)
+    image = Image.fromarray(grey.astype(np.uint8))
+    image = Image.fromarray((grey * 257).astype(np.uint16)) if mode == "I;16" else image.convert(mode)
+    path = tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    image.save(path)
+    pixels = load_image(path, 12, channels=channels)
+    assert (pixels.shape, pixels.dtype) == ((channels, 12, 12), np.uint8)
+    if mode != "1":
+        expected = np.asarray(Image.fromarray(grey.astype(np.uint8)).resize((12, 12), BILINEAR)).astype(int)
+        tolerance = 30 if mode == "P" else 2  # a palette has few colours
+        assert np.abs(pixels[0].astype(int) - expected).max() <= tolerance
+
+
+def test_transparent_parts_are_black(tmp_path: Path) -> None:
+    """D07: what hides under transparency does not shine through."""
+    image = Image.new("RGBA", (8, 8), (255, 255, 255, 0))
+    image.putpixel((0, 0), (200, 100, 50, 255))
+    image.save(tmp_path / "clear.png")
+    pixels = load_image(tmp_path / "clear.png", 8)
+    assert pixels[:, 0, 0].tolist() == [200, 100, 50]
+    assert pixels[:, 1:, 1:].max() == 0
+
+
+@pytest.mark.parametrize("kind", ["noise", "checkerboard"])
+@pytest.mark.parametrize("side", [1500, 700])
+def test_downscaling_agrees_with_pillow(tmp_path: Path, kind: str, side: int) -> None:
+    """D06: one antialiased routine; within one level of Pillow's own filter, large reductions included."""
+    if kind == "noise":
+        image = picture(0, (side, side), "L")
+    else:
+        row, column = np.indices((side, side))
+        image = Image.fromarray(((row + column) % 2 * 255).astype(np.uint8))
+    image.save(tmp_path / "image.png")
+    ours = load_image(tmp_path / "image.png", 64, channels=1)[0].astype(int)
+    theirs = np.asarray(image.resize((64, 64), BILINEAR)).astype(int)
+    assert np.abs(ours - theirs).max() <= 1
+    if kind == "checkerboard":
+        assert np.abs(ours - 127.5).max() <= 1  # without antialiasing it would be black or white
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 90), st.integers(1, 90), st.integers(1, 40), st.sampled_from(["stretch", "pad", "crop"])
+)
+def test_any_size_gives_a_square(width: int, height: int, size: int, resize: str) -> None:
+    image = Image.new("L", (width, height), 200)
+    square = np.asarray(to_square(image, size, resize))
+    assert square.shape == (size, size)
+    assert square.max() == 200
+    assert resize == "pad" or square.min() == 200
+
+
+def test_resize_modes_keep_what_they_promise() -> None:
+    image = Image.new("L", (40, 20))
+    image.paste(255, (10, 0, 30, 20))
+    assert np.asarray(to_square(image, 20, "crop")).min() == 255
+    padded = np.asarray(to_square(image, 20, "pad"))
+    assert padded[:5].max() == padded[15:].max() == 0
+    assert padded[10, 9] == 255
+
+
+def test_orientation_is_honoured_once(tmp_path: Path) -> None:
+    """D06: a photo stored sideways stands upright, and its tag is not applied a second time."""
+    upright = Image.new("L", (8, 16))
+    upright.paste(255, (0, 0, 8, 4))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored turned by 90 degrees
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "side.png", exif=exif)
+    assert load_image(tmp_path / "side.png", 16, channels=1)[0, :3].min() == 255
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01", b"Exif\0\0II*\0\xff\xff\xff\xff"])
+def test_corrupt_exif_is_noted_not_refused(tmp_path: Path, exif: bytes) -> None:
+    """D02: noise in the metadata of a sound photo is recorded and harmless."""
+    picture(0).save(tmp_path / "photo.jpg", exif=exif)
+    raw = (tmp_path / "photo.jpg").read_bytes()
+    image, mode, note = open_image(tmp_path / "photo.jpg", raw)
+    assert (image.size, mode) == ((20, 24), "RGB")
+    assert "Corrupt EXIF" in note
+
+
+@pytest.mark.parametrize(("content", "reason"), [(b"", "empty"), (b"<html></html>", "not an image")])
+def test_files_that_are_no_images_are_named(tmp_path: Path, content: bytes, reason: str) -> None:
+    """D02: a 0-byte file and an HTML file named .jpg are refused with path and reason."""
+    path = tmp_path / "17.jpg"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"17\.jpg.*{reason}"):
+        load_image(path, 8)
+
+
+@pytest.mark.parametrize("format_", ["JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_truncated_images_are_refused(tmp_path: Path, format_: str, share: float) -> None:
+    """D02: half an image is never silently grey: truncated files are refused with the path."""
+    buffer = io.BytesIO()
+    picture(3, (60, 80)).save(buffer, format_)
+    path = tmp_path / "half.jpg"
+    path.write_bytes(buffer.getvalue()[: int(len(buffer.getvalue()) * share)])
+    with pytest.raises(DataError, match=r"half\.jpg"):
+        load_image(path, 8)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"gone\.png: cannot be read"):
+        load_image(tmp_path / "gone.png", 8)
+
+
+def test_large_radiographs_pass(tmp_path: Path) -> None:
+    """D14: 3000 x 4000 passes."""
+    Image.new("L", (3000, 4000), 9).save(tmp_path / "large.png", compress_level=1)
+    assert load_image(tmp_path / "large.png", 8, channels=1).min() == 9
+
+
+@pytest.mark.parametrize("side", [8001, 10_000, 20_000])
+def test_huge_images_are_refused_by_name(tmp_path: Path, side: int) -> None:
+    """D14: above the explicit limit there is a named error, before anything is decoded."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in chunks
+    )
+    (tmp_path / "huge.png").write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    with pytest.raises(DataError, match=r"huge\.png.*limit of 64,000,000 pixels"):
+        load_image(tmp_path / "huge.png", 64)

@@ -1,0 +1,183 @@
+"""The rules of the house that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "gramgn"
+ROOT_MODULES = {"errors", "progress"}
+# Who may import whom (besides itself and the two root modules). optim and models import torch alone.
+ALLOWED = {
+    "optim": set(),
+    "models": set(),
+    "data": set(),
+    "tracking.records": set(),
+    "tracking": {"tracking.records"},
+    "training": {"optim", "tracking.records"},
+    "theory": {"optim", "models"},
+    "figures": {"tracking.records"},
+    "app": {"optim", "models", "data", "tracking", "tracking.records", "training", "figures", "theory"},
+}
+ONLY_IN = {
+    "hydra": ("src/gramgn/app/", "scripts/", "train.py"),
+    "omegaconf": ("src/gramgn/app/", "scripts/", "train.py"),
+    "wandb": ("src/gramgn/tracking/_wandb.py",),
+    "matplotlib": ("src/gramgn/figures/",),
+    "pandas": ("src/gramgn/figures/", "src/gramgn/data/"),
+    "PIL": ("src/gramgn/data/", "scripts/"),
+}
+TORCH_ALONE = ("optim", "models")
+
+
+def imports(path: Path, module: str) -> set[str]:
+    """Return the absolute names of all modules that a file imports, anywhere in it."""
+    found: set[str] = set()
+    parent = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = parent[: len(parent) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def package_of(dotted: str) -> str | None:
+    """Return the package of ours that a module belongs to, None for others' and for the two root modules."""
+    parts = dotted.split(".")
+    if (
+        parts[0] != PACKAGE
+        or len(parts) < 2
+        or parts[1] in ROOT_MODULES
+        or f"{parts[1]}" not in {name.split(".")[0] for name in ALLOWED}
+    ):
+        return None
+    return "tracking.records" if parts[1:3] == ["tracking", "records"] else parts[1]
+
+
+def modules(repository: Path) -> list[tuple[Path, str]]:
+    source = repository / "src"
+    files = sorted((source / PACKAGE).rglob("*.py"))
+    names = [
+        ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__") for path in files
+    ]
+    return list(zip(files, names, strict=True))
+
+
+def test_imports_go_one_way(repository: Path) -> None:
+    wrong = []
+    for path, module in modules(repository):
+        own = package_of(module)
+        if own is None:
+            continue
+        for imported in imports(path, module):
+            other = package_of(imported)
+            if other is not None and other not in ALLOWED[own] | {own}:
+                wrong.append(f"{module} imports {imported}")
+            if own in TORCH_ALONE and imported.split(".")[0] == PACKAGE and other is None:
+                wrong.append(f"{module} imports {imported}: {own} depends on torch alone")
+    assert wrong == []
+
+
+def test_others_packages_stay_in_their_rooms(repository: Path) -> None:
+    files = [
+        *(repository / "src").rglob("*.py"),
+        *(repository / "scripts").glob("*.py"),
+        repository / "train.py",
+    ]
+    wrong = []
+    for path in files:
+        place = path.relative_to(repository).as_posix()
+        for imported in imports(path, "x.y"):
+            rooms = ONLY_IN.get(imported.split(".")[0])
+            if rooms is not None and not place.startswith(rooms):
+                wrong.append(f"{place} imports {imported}")
+    assert wrong == []
+
+
+def test_every_room_of_the_house_is_known(repository: Path) -> None:
+    """A new package must be given its place in ALLOWED, or nothing checks it."""
+    rooms = {
+        path.name for path in (repository / "src" / PACKAGE).iterdir() if (path / "__init__.py").exists()
+    }
+    assert rooms <= set(ALLOWED)
+
+
+def test_train_py_is_small_and_holds_hydra_main(repository: Path) -> None:
+    text = (repository / "train.py").read_text()
+    assert "@hydra.main" in text  # tab completion looks for it
+    assert len(text.splitlines()) < 40
+
+
+def pins(repository: Path) -> dict[str, str]:
+    lines = (repository / "requirements.lock").read_text().splitlines()
+    found = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found.items()}
+
+
+def test_lock_and_environment_agree(repository: Path) -> None:
+    """H27: conda's environment takes its pins from the lock and from nowhere else."""
+    text = (repository / "environment.yml").read_text()
+    assert "- -r requirements.lock" in text
+    assert not re.search(r"^\s*-\s*(torch|numpy|hydra)", text, re.MULTILINE)
+    (python,) = re.findall(r"- python=(3\.\d+)", text)
+    assert python in ("3.11", "3.12", "3.13")
+    assert "conda-forge" in text
+
+
+def test_lock_satisfies_pyproject(repository: Path) -> None:
+    """H26, H27: everything that pyproject asks for is pinned, in the range it allows; Python is bounded."""
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    locked = pins(repository)
+    asked = [
+        *project["dependencies"],
+        *(entry for extra in project["optional-dependencies"].values() for entry in extra),
+    ]
+    for requirement in map(Requirement, asked):
+        assert requirement.specifier.contains(locked[requirement.name.lower()]), requirement
+    assert locked["torch"] == "2.14.1"
+    assert locked["torchvision"] == "0.29.1"
+    python = SpecifierSet(project["requires-python"])
+    assert [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if version in python] == [
+        "3.11",
+        "3.12",
+        "3.13",
+    ]
+
+
+def test_importing_the_package_is_light() -> None:
+    """Public names are lazy: no torch for figures, --help or the status of runs."""
+    import subprocess
+    import sys
+
+    code = "import gramgn, sys; assert 'torch' not in sys.modules; dir(gramgn); gramgn.GramGaussNewton; import torch"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    code = (
+        "import sys; from gramgn.optim import GramGaussNewton\n"
+        "heavy = {'hydra', 'omegaconf', 'wandb', 'PIL', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("folder", ["src", "scripts", "conf", "tests"])
+def test_nothing_names_a_machine(repository: Path, folder: str) -> None:
+    """Nothing that is committed holds an absolute home or temporary path."""
+    pattern = re.compile(r"(?<![\w.])/(home|Users|root)/\w+")
+    for path in (repository / folder).rglob("*"):
+        if path.suffix in (".py", ".yaml", ".md", ".csv") and path.name != Path(__file__).name:
+            found = [
+                match.group(0)
+                for match in pattern.finditer(path.read_text())
+                if "person" not in match.group(0)
+            ]
+            assert not found or path.name.startswith("test_tracking"), (path, found)
