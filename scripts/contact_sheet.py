@@ -25,7 +25,7 @@ from gramgn.app import (  # noqa: E402
     set_repository,
     shown,
 )
-from gramgn.data._contact_sheet import save_contact_sheet  # noqa: E402
+from gramgn.data import save_contact_sheet  # noqa: E402
 from gramgn.errors import ConfigError  # noqa: E402
 
 DEFAULTS = {"out": "", "columns": "12", "rows": "8"}

@@ -178,6 +178,14 @@ def test_autocast() -> None:
     with pytest.raises(RuntimeError, match="autocast is on"):
         optimizer.step(closure)
 
+    def closure_that_switches_it_off() -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return model(X)[:, 0] - Y
+
+    # The Gram product would still be formed under it.
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(RuntimeError, match="autocast is on"):
+        optimizer.step(closure_that_switches_it_off)
+
 
 def test_inference_mode() -> None:
     model = network()

@@ -58,7 +58,7 @@ class Recording:
             init_timeout_s=tracking.init_timeout_s,
             finish_timeout_s=tracking.finish_timeout_s,
         )
-        self.add(wandb=self._mirror.record or job.stored and job.stored.get("wandb"))
+        self.add(wandb=self._mirror.record or (job.stored and job.stored.get("wandb")))
 
     def rows(self, rows: list[Row]) -> None:
         """Mirror rows of metrics.csv whose checkpoint is on disk."""

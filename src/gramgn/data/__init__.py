@@ -1,7 +1,7 @@
 """Data sets of images with one real target each: on-disk layouts, preparation, splits, loading.
 
-Importing this package needs numpy and Pillow, not torch. The stand-ins that draw their own images are
-resolved on first use (PEP 562).
+Importing this package needs numpy and Pillow, not torch. What draws images is resolved on first use
+(PEP 562).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gramgn.data._rsna import RSNA
 from gramgn.data._types import Decoded, Index, Item, RegressionData, Unused
 
 if TYPE_CHECKING:
+    from gramgn.data._contact_sheet import save_contact_sheet
     from gramgn.data.synthetic import AFADSynthetic, RSNASynthetic
 
 __all__ = [
@@ -35,16 +36,21 @@ __all__ = [
     "Rotation",
     "Unused",
     "load_image",
+    "save_contact_sheet",
     "unpack_afad",
 ]
 
-_DRAWN = ("AFADSynthetic", "RSNASynthetic")
+_HOME_OF = {
+    "AFADSynthetic": "gramgn.data.synthetic",
+    "RSNASynthetic": "gramgn.data.synthetic",
+    "save_contact_sheet": "gramgn.data._contact_sheet",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import a stand-in when it is first asked for."""
-    if name in _DRAWN:
-        return getattr(importlib.import_module("gramgn.data.synthetic"), name)
+    """Import what draws when it is first asked for."""
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
     raise AttributeError(f"module 'gramgn.data' has no attribute {name!r}")
 
 

@@ -192,8 +192,8 @@ class ImageDataset(ABC):
     def prepare(self, image_size: int) -> Path:
         """Decode every image once and store the set; return its folder.
 
-        A whole set of the same raw files, or whose raw files are gone, is left as it is; an interrupted one is
-        continued; one whose raw files have changed, or which is damaged, is made anew.
+        A whole set is left as it is if its raw files are the same or gone; an interrupted one is continued; one
+        whose raw files have changed, or which is damaged, is made anew.
 
         Args:
             image_size: Side of the prepared images in pixels.

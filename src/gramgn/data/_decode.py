@@ -69,10 +69,11 @@ class FileDecoder:
         """Read, hash, decode and resize the item's file."""
         path = self.root / item.path
         raw = read_bytes(path)
+        digest = hashlib.sha256(raw).hexdigest()
         image, mode, note = open_image(path, raw)
         width, height = image.size
         pixels = to_square(to_channels(image, self.channels), self.size, self.resize)
-        return Decoded(to_array(pixels), hashlib.sha256(raw).hexdigest(), width, height, mode, note)
+        return Decoded(to_array(pixels), digest, width, height, mode, note)
 
 
 def load_image(

@@ -1,20 +1,14 @@
-"""Decoding in worker processes that leave Ctrl-C to their parent and never outlive it."""
+"""Decoding items in this process or in several, in order."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future
 from itertools import islice
-from multiprocessing import connection
 
 from gramgn.data._decode import Decoder
+from gramgn.data._pool import available_cores, worker_pool
 from gramgn.data._types import Decoded, Item
 from gramgn.errors import DataError
 
@@ -54,66 +48,25 @@ def decode_all(
         yield from zip(chunk, results, strict=True)
 
 
-def available_cores() -> int:
-    """Return the number of cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _pooled(
     decoder: Decoder, chunks: list[Sequence[Item]], workers: int
 ) -> Iterator[tuple[Sequence[Item], list[Result]]]:
-    # "spawn": a fork would copy the parent's threads' locks, torch's among them.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(decoder,))
     waiting = iter(chunks)
     running: deque[tuple[Sequence[Item], Future[list[Result]]]] = deque()
-    try:
+    died = "a worker process of prepare died."
+    with worker_pool(workers, died=died, setup=_set_decoder, arguments=(decoder,)) as submit:
         while True:
             for chunk in islice(waiting, 3 * workers - len(running)):
-                with _interrupts_held_back():
-                    running.append((chunk, pool.submit(_decode_chunk, chunk)))
+                running.append((chunk, submit(_decode_chunk, chunk)))
             if not running:
                 return
             chunk, future = running.popleft()
             yield chunk, future.result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            "a worker process of prepare died. Out of memory? Then use dataset.workers=1. Called from your "
-            "own script? Then its code must stand under if __name__ == '__main__'. Finished work is kept"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Hold back Ctrl-C while a worker may be started: it inherits the mask and never hears it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _start(decoder: Decoder) -> None:
-    """Set up a worker process."""
+def _set_decoder(decoder: Decoder) -> None:
     global _decoder
     _decoder = decoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """End this worker when its parent is gone, even by kill -9: it would wait for work forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(1)
 
 
 def _decode_chunk(items: Sequence[Item]) -> list[Result]:

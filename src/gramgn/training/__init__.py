@@ -15,7 +15,7 @@ from gramgn.training._evaluate import Evaluation, evaluate
 from gramgn.training._loop import Best, Diverged, Trainer
 from gramgn.training._report import Reporter
 from gramgn.training._seeding import epoch_order, rng_state, seed_everything, set_rng_state
-from gramgn.training._steps import StepReport, Stepper, residuals, takes_model
+from gramgn.training._steps import Stepper, StepReport, residuals, takes_model
 from gramgn.training._stop import StopAtOnce, StopFlag, StopRequested, deferred_signals, raising_signals
 
 __all__ = [

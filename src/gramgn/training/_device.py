@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,10 +98,8 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         elif sys.platform == "linux":
-            try:
+            with suppress(OSError):  # some containers forbid it: then the peak is that of the process
                 Path("/proc/self/clear_refs").write_text("5")
-            except OSError:  # some containers forbid it: then the peak is that of the process
-                pass
 
     def mib(self) -> float:
         """Return the peak since the start of the job, in MiB."""

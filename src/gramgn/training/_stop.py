@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class StopRequested(BaseException):  # noqa: N818 - like KeyboardInterrupt, no error and not to be caught as one
+class StopRequested(BaseException):
     """The user or the system asked the run to stop.
 
     Attributes:

@@ -10,22 +10,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import multiprocessing
 import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from gramgn.data._files import flush_folder, free_bytes, locked, writing
+from gramgn.data._pool import available_cores, worker_pool
 from gramgn.data._scan import MARKER
-from gramgn.data._workers import available_cores
 from gramgn.errors import DataError
 from gramgn.progress import say, track
 
@@ -180,49 +175,13 @@ def _draw_all(name: str, folder: Path, recipe: Recipe[C], todo: Sequence[C], wor
 def _in_processes(
     name: str, folder: Path, recipe: Recipe[C], todo: Sequence[C], workers: int
 ) -> Iterator[int]:
-    """Draw in fresh processes (no fork: the caller may have threads or an accelerator open); yield counts."""
+    """Draw in fresh processes and yield counts."""
     chunks = [todo[start : start + CHUNK] for start in range(0, len(todo), CHUNK)]
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(workers, len(chunks)), context, initializer=_prepare_worker)
-    try:
-        with _interrupts_held_back():
-            futures = [pool.submit(draw_chunk, folder, recipe.draw, chunk) for chunk in chunks]
+    died = f"dataset {name}: a process that draws pictures died."
+    with worker_pool(min(workers, len(chunks)), died=died) as submit:
+        futures = [submit(draw_chunk, folder, recipe.draw, chunk) for chunk in chunks]
         for future in futures:
             yield future.result()
-    except BrokenProcessPool as error:
-        raise DataError(
-            f"dataset {name}: a process that draws pictures was killed or could not start (out of memory?). "
-            f"Run the same command again, it continues; dataset.workers=1 draws in one process. (A script of "
-            f"your own needs 'if __name__ == \"__main__\":' around its work.)"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Hold back Ctrl-C while processes start: they inherit the mask, so only the parent is interrupted."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _prepare_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with the parent however it ends, also when it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def draw_chunk(folder: Path, draw: Callable[[C], bytes], chunk: Sequence[C]) -> int:

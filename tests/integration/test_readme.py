@@ -1,0 +1,372 @@
+"""The README is true: its commands and its Python run as written, and nothing a user meets is missing from it.
+
+Commands run in a house of their own, at the debug scale where there is a scale to choose. One that cannot run
+here stands in EXCEPTIONS with the reason and a cheaper check; a new command that is neither run nor excepted
+fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from data_cases import picture, write_afad, write_kaggle, write_png
+from house import REPOSITORY, House, read_run
+from torch import nn
+
+from gramgn.tracking.records import METRIC_COLUMNS
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "outputs/README.md", "CONTRIBUTING.md")
+LANGUAGES = {"bash", "python", "yaml"}
+COMMAND = re.compile(r"(make|python|conda|source|pip|wandb) \S")
+FILE_NAME = re.compile(r"# (mine/\S+)\n")
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Return (language, content) of every fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """Return everything between single backticks outside of blocks."""
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def commands(text: str) -> list[str]:
+    """Return every command line: those of the bash blocks, and those in the running text."""
+    lines = [line for block in of("bash", text) for line in block.splitlines()]
+    lines = [re.sub(r"\s+# .*$", "", line) for line in lines]
+    inline = [span for span in spans(text) if COMMAND.match(span) and "..." not in span]
+    return list(dict.fromkeys([line for line in lines if line.strip()] + inline))
+
+
+def of(language: str, text: str = README) -> list[str]:
+    return [block for name, block in blocks(text) if name == language]
+
+
+class Reader:
+    """Somebody who follows the README in a house of their own.
+
+    Attributes:
+        house: Data of every kind is there, small, and one finished run.
+        finished: The finished run's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.house = House(root)
+        self.elsewhere = root / "elsewhere"
+        write_afad(root / "data" / "raw" / "afad" / "AFAD-Lite", 60)
+        write_kaggle(root / "data" / "raw" / "rsna", 80)
+        write_kaggle(self.elsewhere / "rsna")
+        write_png(self.elsewhere / "images", range(40))
+        splits = {"train": 40, "val": 8, "test": 8}
+        arrays: dict[str, Any] = {
+            f"{split}_images": np.stack([np.asarray(picture(i, (28, 28))) for i in range(num)])
+            for split, num in splits.items()
+        }
+        arrays |= {f"{split}_labels": np.arange(num) % 5 for split, num in splits.items()}
+        np.savez(self.elsewhere / "retinamnist.npz", **arrays)
+        for language in ("python", "yaml"):
+            for block in of(language):
+                if match := FILE_NAME.match(block):
+                    path = root / match.group(1)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(block)
+        done = self.run("python train.py trainer=debug")
+        assert done.returncode == 0, done.stderr
+        (self.finished,) = self.house.runs()
+
+    def written_for_here(self, command: str) -> str:
+        """Replace the README's placeholders by what is here."""
+        command = command.replace("/data/", f"{self.elsewhere}/")
+        return command.replace("outputs/runs/<run folder>", str(self.finished)) if "<" in command else command
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command line in bash, with ``python`` being this one."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=self.house.root,
+            env=self.house.environment(PATH=path, PYTHONPATH=str(REPOSITORY / "src")),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def reduced(self, command: str) -> str:
+        """Return the command at the smallest scale it knows; all its other words stay as they are."""
+        words = shlex.split(self.written_for_here(command))
+        if "train.py" in words and not {"--help", "--cfg"} & set(words):
+            fewer = {"trainer.epochs=40": "trainer.epochs=3"}
+            words = [fewer.get(word, word) for word in words if not word.startswith("trainer=")]
+            if not any(word.startswith("resume=") for word in words):
+                words.append("trainer=debug")
+        if "scripts/contact_sheet.py" in words:
+            words.append("dataset.num_images=160")
+        return " ".join(word if re.match(r"^[A-Z]+=", word) else shlex.quote(word) for word in words)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    return Reader(tmp_path_factory.mktemp("readme") / "house")
+
+
+# --- Commands that cannot run here as written, each with a cheaper check. ---
+
+
+def plan_of_make(reader: Reader, command: str) -> None:
+    """The suite itself, or the making of an environment: make knows the target and has a plan for it."""
+    done = subprocess.run(
+        ["make", "-n", *shlex.split(command)[1:]], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def small_demo(reader: Reader, command: str) -> None:
+    """Minutes at its own scale: seconds at the debug scale; a table and the figures must be there."""
+    plan_of_make(reader, command)
+    done = reader.run("python scripts/demo.py --scale debug --epochs 1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for label in ("GGN on ResNetFixup", "SGD on ResNetBN", "SGD on ResNetFixup"):
+        assert label in done.stdout
+    assert {path.suffix for path in reader.house.root.glob("outputs/demo/*/figures/loss-*")} == {
+        ".pdf",
+        ".png",
+    }
+
+
+def default_environment(reader: Reader, command: str) -> None:
+    """The tests' own environment may lie elsewhere: the path is the one that make builds."""
+    assert command == "source .venv/bin/activate"
+    assert re.search(r"^VENV \?= \.venv$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+
+
+def conda_file(reader: Reader, command: str) -> None:
+    """No conda here: the file is there and names the lock."""
+    environment = yaml.safe_load((REPOSITORY / shlex.split(command)[-1]).read_text())
+    assert {"pip": ["-r requirements.lock"]} in environment["dependencies"]
+
+
+def package_alone(reader: Reader, command: str) -> None:
+    """Needs a package index: the project asks for torch alone."""
+    assert command == "python -m pip install ."
+    assert 'dependencies = ["torch>=' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def account(reader: Reader, command: str) -> None:
+    """Asks for a key: W&B has such a command."""
+    done = reader.run(f"python -m {command} --help")
+    assert done.returncode == 0, done.stderr
+
+
+def archive_parts(reader: Reader, command: str) -> None:
+    """The parts are gigabytes under terms: the command reads our list of them and says which are missing."""
+    done = reader.run(f"{reader.reduced(command)} dataset.root=nowhere")
+    assert done.returncode == 2, done.stderr
+    assert "28 of 28 archive parts are missing" in done.stderr
+
+
+def upload_to_files(reader: Reader, command: str) -> None:
+    """Needs an account: the same upload into files."""
+    done = reader.run(f"{reader.reduced(command)} --mode offline")
+    assert done.returncode == 0, done.stderr
+    assert "rows sent (offline)" in done.stdout
+
+
+EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
+    "make demo": small_demo,
+    "make test": plan_of_make,
+    "make test-fast": plan_of_make,
+    "make help": plan_of_make,
+    "make env": plan_of_make,
+    "make lint": plan_of_make,
+    "make format": plan_of_make,
+    "make figures": plan_of_make,
+    "make bench": plan_of_make,
+    "make clean": plan_of_make,
+    "make demo PYTHON=python3.12": plan_of_make,
+    "make env VENV=/data/my-environment": plan_of_make,
+    "source .venv/bin/activate": default_environment,
+    "conda env create -f environment.yml": conda_file,
+    "python -m pip install .": package_alone,
+    "wandb login": account,
+    "python scripts/prepare_data.py dataset=afad archive=/data/tarball-lite": archive_parts,
+    'python scripts/upload_run.py "outputs/runs/<run folder>"': upload_to_files,
+}
+
+
+@pytest.mark.parametrize("command", commands(README))
+def test_every_command_works(reader: Reader, command: str) -> None:
+    """H03: every command of the README as written, sweeps included; none ends in an error or a traceback."""
+    if command in EXCEPTIONS:
+        EXCEPTIONS[command](reader, command)
+        return
+    before = len(reader.house.runs())
+    done = reader.run(reader.reduced(command))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    states = {read_run(folder)["state"] for folder in reader.house.runs()}
+    assert states <= {"done", "diverged"}
+    trains = "train.py" in command and not {"--help", "--cfg"} & set(command.split())
+    if trains and "resume=" not in command:
+        assert len(reader.house.runs()) > before
+
+
+def test_no_exception_outlives_its_command() -> None:
+    assert set(EXCEPTIONS) <= set(commands(README))
+
+
+def test_no_block_escapes() -> None:
+    """A block in another language would not be run; so would one that is not closed."""
+    for page in PAGES:
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        assert {language for language, _ in blocks(text)} <= LANGUAGES, page
+        assert text.count("```") == 2 * len(blocks(text)), page
+    for block in of("yaml"):
+        assert FILE_NAME.match(block), "a yaml block begins with the name of its file"
+
+
+@pytest.mark.parametrize("page", ["README.md", "outputs/README.md"])
+def test_every_python_block_runs(
+    reader: Reader, page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(reader.house.root)
+    found = of("python", (REPOSITORY / page).read_text(encoding="utf-8"))
+    assert found
+    for block in found:
+        # What "your own network" and "your loop" stand for.
+        model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(start_dim=0))
+        names: dict[str, Any] = {
+            "__name__": "readme",
+            "model": model,
+            "loader": [(torch.ones(4, 3), torch.ones(4))],
+        }
+        exec(compile(block, page, "exec"), names)
+        if "loader" in block:
+            # One linear model, alpha small beside G: the residuals of equal samples all but vanish.
+            assert float((model(torch.ones(4, 3)) - 1).detach().abs().max()) < 0.2
+        if "for epoch in" in block:
+            assert names["info"].loss < 0.01
+            assert capsys.readouterr().out.count("epoch ") == 20
+        if "find_runs" in block:
+            assert reader.finished.name in capsys.readouterr().out
+
+
+def conf_files() -> list[Path]:
+    files = [path for path in (REPOSITORY / "conf").rglob("*.yaml") if path.parent.name != "hydra"]
+    return sorted(path for path in files if path.parent.name != "conf")
+
+
+def test_every_choice_is_named() -> None:
+    """A new file in conf/ needs its word in the README."""
+    assert conf_files()
+    for path in conf_files():
+        assert f"`{path.stem}`" in README, f"{path.relative_to(REPOSITORY)} is not in the README"
+
+
+def known_options() -> set[str]:
+    """Return every dotted key that some choice of conf/ has."""
+    found = {"recipe.depth", "recipe.limit", "recipe.image_size"}
+    for path in conf_files():
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        whole = "@package _global_" in path.read_text(encoding="utf-8")
+        for section, entries in content.items() if whole else [(path.parent.name, content)]:
+            if isinstance(entries, dict):
+                found |= {f"{section}.{key}" for key in entries}
+    return found
+
+
+def test_every_option_that_is_named_exists() -> None:
+    options = known_options()
+    groups = "|".join(sorted({option.split(".")[0] for option in options}))
+    for page in (*PAGES, "data/README.md"):
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        named = set(re.findall(rf"(?<![\w./`])`?((?:{groups})\.[a-z_0-9]+)(?=[`= ,;])", text))
+        named -= {"dataset.unit", "tracking.records"}  # an entry of run.json, a package
+        assert named <= options, (page, named - options)
+        assert page != "README.md" or len(named) > 20
+    assert "optimizer.damping_convention" in options
+
+
+def test_every_column_is_explained() -> None:
+    section = README.split("## What a run leaves behind")[1].split("\n## ")[0]
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    for column in METRIC_COLUMNS:
+        assert f"`{column}`" in table, column
+
+
+def test_every_exit_code_is_explained() -> None:
+    """The codes stand in the docstring of the module that gives them, and the README has the same."""
+    source = ast.get_docstring(ast.parse((REPOSITORY / "src" / "gramgn" / "app" / "_main.py").read_text()))
+    assert source is not None
+    (paragraph,) = re.findall(r"^\*\*Exit codes\*\*: (.*?)\n\n", README, re.MULTILINE | re.DOTALL)
+    codes = re.findall(r"\b\d+\b", source)
+    assert set(codes) == {"0", "1", "2", "3", "130", "143"}
+    assert codes == re.findall(r"(?:^|· )(\d+)\s", paragraph)
+
+
+def test_every_target_and_script_is_named() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)
+    assert len(targets) > 5
+    for target in targets:
+        assert f"`make {target}`" in README, target
+    for script in sorted((REPOSITORY / "scripts").glob("*.py")):
+        assert f"`scripts/{script.name}`" in README, script.name
+    for page in PAGES:
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE):
+            assert target in targets, (page, target)
+
+
+def test_every_message_of_the_troubles_table_exists() -> None:
+    table = README.split("## Troubles")[1].split("\n## ")[0]
+    messages = re.findall(r"^\| `([^`]+)`", table, re.MULTILINE)
+    assert len(messages) > 5
+    files = sorted((REPOSITORY / "src").rglob("*.py"))
+    source = " ".join(path.read_text(encoding="utf-8") for path in files)
+    source = re.sub(r'"\s*f?"', "", re.sub(r"\{[^{}\n]*\}", "...", source))  # adjacent texts are one
+    for message in messages:
+        for part in message.split(": "):
+            assert part in source, message
+
+
+@pytest.mark.parametrize("page", [*PAGES, "data/README.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    text = (REPOSITORY / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (REPOSITORY / page).parent / name if name else REPOSITORY / page
+        assert target.exists(), (page, link)
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", prose(target.read_text(encoding="utf-8")), re.MULTILINE)
+            slugs = [re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in headings]
+            assert anchor in slugs, (page, link, slugs)
+
+
+def test_make_and_bash_are_here() -> None:
+    """What the README asks for beside Python."""
+    assert shutil.which("make")
+    assert shutil.which("bash")
