@@ -19,8 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from gramgn.app import (  # noqa: E402
     absolute,
     build_dataset,
-    compose_config,
-    plain,
+    prepare_config,
     report_errors,
     set_repository,
     shown,
@@ -42,10 +41,10 @@ def main(arguments: list[str]) -> None:
         print(__doc__)
         return
     set_repository(ROOT)
-    with report_errors():
+    with report_errors(config_name="prepare"):
         own, overrides = split_arguments(arguments)
         columns, rows = tiles("columns", own["columns"]), tiles("rows", own["rows"])
-        config = plain(compose_config(overrides, "prepare"))
+        config = prepare_config(overrides)
         dataset = build_dataset(config["dataset"])
         dataset.check(config["image_size"])
         data = dataset.load(config["image_size"])

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+DONE, DIVERGED = 0, 3
 CURVES = (("sgd", "resnet_bn"), ("sgd", "resnet_fixup"), ("ggn", "resnet_fixup"))
 
 
@@ -28,12 +29,12 @@ def main() -> int:
         command = ["train.py", "dataset=rsna_synthetic", f"optimizer={optimizer}", f"model={model}"]
         command += [f"trainer={given.scale}", f"hydra.run.dir={folder / f'{optimizer}_{model}'}"]
         command += [f"trainer.epochs={given.epochs}"] if given.epochs else []
-        if code := run(command):
+        code = run(command)
+        if code not in (DONE, DIVERGED):
             return code
     print(flush=True)
-    return run(
-        ["scripts/make_figures.py", "--runs", str(folder), "--out", str(folder / "figures"), "--table"]
-    )
+    draw = ["scripts/make_figures.py", "--runs", str(folder)]
+    return run([*draw, "--table"]) or run([*draw, "--out", str(folder / "figures")])
 
 
 def run(arguments: list[str]) -> int:

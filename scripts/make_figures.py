@@ -11,16 +11,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from gramgn.errors import InputError
-from gramgn.figures import finished_runs, make_figures, summary_table
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
 
-_REPOSITORY = Path(__file__).resolve().parents[1]
+from gramgn.errors import InputError  # noqa: E402
+from gramgn.figures import finished_runs, make_figures, summary_table  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 drawn, 2 nothing to draw or bad input."""
     parser = argparse.ArgumentParser(description="Draw figures from finished runs.")
-    outputs = _REPOSITORY / "outputs"
+    outputs = ROOT / "outputs"
     parser.add_argument("--runs", type=Path, default=outputs, help="folder to search for runs")
     parser.add_argument("--out", type=Path, default=outputs / "figures", help="folder for PDF and PNG files")
     parser.add_argument("--table", action="store_true", help="print a table of the runs instead")

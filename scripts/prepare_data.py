@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app import absolute, build_dataset, compose_config, plain, report_errors, set_repository  # noqa: E402
+from gramgn.app import absolute, build_dataset, prepare_config, report_errors, set_repository  # noqa: E402
 from gramgn.data import AFAD, unpack_afad  # noqa: E402
 from gramgn.errors import ConfigError  # noqa: E402
 
@@ -28,8 +28,8 @@ def main(overrides: list[str]) -> None:
         print(__doc__)
         return
     set_repository(ROOT)
-    with report_errors():
-        config = plain(compose_config(overrides, "prepare"))
+    with report_errors(config_name="prepare"):
+        config = prepare_config(overrides)
         dataset = build_dataset(config["dataset"])
         if config["archive"] is not None:
             if type(dataset) is not AFAD:

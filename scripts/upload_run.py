@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from gramgn.errors import InputError
-from gramgn.tracking import upload_run
-from gramgn.tracking.records import RunFolder
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from gramgn.errors import InputError  # noqa: E402
+from gramgn.tracking import upload_run  # noqa: E402
+from gramgn.tracking.records import RunFolder  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _torch_settings_stay() -> Iterator[None]:
+    """Put torch's process-wide switches back: a run sets them, and the next test must not see that."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
+    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    yield
+    cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

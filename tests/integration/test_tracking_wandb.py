@@ -90,9 +90,7 @@ def test_the_stored_config_is_the_nested_config(tmp_path: Path) -> None:
     folder, run = make_run(tmp_path / "run")
     with WandbMirror.start(folder, run):
         pass
-    stored = stored_config(read_back(folder.path))
-    stored.pop("_wandb")
-    assert stored == folder.read_run()["config"]
+    assert stored_config(read_back(folder.path)) == folder.read_run()["config"]
 
 
 def test_every_job_has_a_run_of_its_own_also_when_one_raises(tmp_path: Path) -> None:

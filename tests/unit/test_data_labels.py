@@ -103,7 +103,7 @@ def test_xlsx_is_read(tmp_path: Path) -> None:
 def test_xlsx_without_openpyxl_asks_for_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "truth.xlsx").write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    with pytest.raises(DataError, match=r"truth\.xlsx.*pip install 'gramgn\[xlsx\]'.*CSV"):
+    with pytest.raises(DataError, match=r"truth\.xlsx.*pip install openpyxl.*CSV"):
         read_tables(tmp_path)
 
 

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gramgn.app._build import build_dataset
-from gramgn.app._main import compose_config, main, report_errors, run_job
+from gramgn.app._main import compose_config, main, prepare_config, report_errors, run_job
 from gramgn.app._repository import absolute, repository, set_repository, shown
 from gramgn.app._schema import plain
 
@@ -24,6 +24,7 @@ __all__ = [
     "compose_config",
     "main",
     "plain",
+    "prepare_config",
     "report_errors",
     "repository",
     "run_job",

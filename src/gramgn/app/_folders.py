@@ -51,7 +51,8 @@ def sweep_dir(name: str | None, overrides: Sequence[str]) -> str:
 
 def job_dir(overrides: Sequence[str]) -> str:
     """Return a job's folder name: at most 60 safe characters of its overrides and a hash of all of them (H32)."""
-    return f"{safe_name(','.join(overrides)) or 'defaults'}-{_hash(overrides)}"
+    told = [override for override in overrides if not override.startswith("name=")]  # the sweep's own name
+    return f"{safe_name(','.join(told)) or 'defaults'}-{_hash(overrides)}"
 
 
 def safe_name(text: str) -> str:

@@ -15,59 +15,69 @@ from gramgn.errors import nearest
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
 
 
-def explain(error: Exception, conf: Path, arguments: Sequence[str]) -> str:
+def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     """Return one message for an error of composing the configuration.
 
     Args:
         error: What Hydra raised.
         conf: The folder ``conf/``, for the choices there are.
         arguments: The command line, flags included.
+        config_name: The top-level file in ``conf/``.
     """
     text = str(error)
     if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match.group(1), conf, arguments)
+        return _unknown_key(match.group(1), conf, arguments, config_name)
     if match := re.search(r"Could not find '([^']+)'", text):
-        return _unknown_choice(match.group(1), conf)
+        return _unknown_choice(match.group(1), [conf, *_config_dirs(arguments)])
     if "Multiple values for" in text:
         return f"{text.splitlines()[0]} (give each group once)"
     return "the command line or configuration cannot be used: " + " ".join(text.split())[:400]
 
 
-def _unknown_key(key: str, conf: Path, arguments: Sequence[str]) -> str:
+def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
-    allowed = _keys_without(key, conf, arguments)
-    message = f"there is no '{key}'{nearest(key, allowed)}."
-    siblings = [name for name in allowed if name.split(".")[0] == group and "." in name]
-    names = [name.removeprefix(f"{group}.") for name in siblings]
-    top = [name for name in allowed if "." not in name]
-    if allowed:
-        message += f" Keys of {group}: {', '.join(names)}" if names else f" Keys: {', '.join(top)}"
-    swept = [override for override in arguments if override.startswith(f"{group}=") and "," in override]
+    swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word]
     if swept:
-        message += (
-            f"\n{swept[0]} sweeps over choices that do not all have this key; sweep them apart, for example:\n"
-            f"  python train.py -m {group}={swept[0].split('=')[1].split(',')[0]} {key}=...\n"
-            f"  python train.py -m {group}={swept[0].split('=')[1].split(',')[-1]}"
-        )
-    return message
+        return _swept_apart(key, swept[0], arguments)
+    allowed = _keys_without(key, conf, arguments, config_name)
+    message = f"there is no '{key}'{nearest(key, allowed)}."
+    names = [name.removeprefix(f"{group}.") for name in allowed if name.startswith(f"{group}.")]
+    if names:
+        return f"{message} Keys of {group}: {', '.join(names)}"
+    return f"{message} Keys: {', '.join(name for name in allowed if '.' not in name)}" if allowed else message
 
 
-def _keys_without(key: str, conf: Path, arguments: Sequence[str]) -> list[str]:
+def _swept_apart(key: str, swept: str, arguments: Sequence[str]) -> str:
+    """Explain that not all choices of a sweep have a key, and show the two sweeps that work."""
+    group, choices = swept.split("=", 1)
+    first, *others = choices.split(",")
+    with_key = next((word for word in arguments if word.lstrip("+").startswith(f"{key}=")), f"{key}=...")
+    rest = [word for word in arguments if word not in (swept, with_key, "-m", "--multirun")]
+    if not any(word.startswith("name=") for word in rest):
+        rest.append("name=<one name for both>")
+    common = " ".join(rest)
+    return (
+        f"not every choice of {swept} has the key '{key}'. Sweep apart, under one name, for example:\n"
+        f"  python train.py -m {group}={first} {with_key} {common}\n"
+        f"  python train.py -m {group}={','.join(others)} {common}"
+    )
+
+
+def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> list[str]:
     """Return the dotted keys that the configuration has when the offending override is left out."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import DictConfig
 
-    options = argparse.ArgumentParser(add_help=False)
-    options.add_argument("--config-dir", "-cd")
-    given, words = options.parse_known_args(list(arguments))
-    kept = [word.split(",")[0] for word in words if "=" in word and not word.lstrip("+~").startswith(key)]
-    if given.config_dir:
-        kept.append(f"hydra.searchpath=[file://{Path(given.config_dir).resolve()}]")
+    kept = [word.split(",")[0] for word in arguments if "=" in word and not word.startswith("-")]
+    kept = [word for word in kept if not word.lstrip("+~").startswith(key)]
+    extra = [f"file://{folder}" for folder in _config_dirs(arguments)]
+    if extra:
+        kept.append(f"hydra.searchpath=[{','.join(extra)}]")
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
-            config = compose("train", overrides=kept)
+            config = compose(config_name, overrides=kept)
     except COMPOSITION_ERRORS:  # something else is wrong as well: this message then lists no keys
         return []
     keys = []
@@ -78,11 +88,22 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str]) -> list[str]:
     return keys
 
 
-def _unknown_choice(choice: str, conf: Path) -> str:
+def _unknown_choice(choice: str, folders: Sequence[Path]) -> str:
     group, _, option = choice.rpartition("/")
-    folder = conf / group
-    allowed = sorted(str(path.relative_to(folder))[: -len(".yaml")] for path in folder.rglob("*.yaml"))
+    allowed = sorted(
+        path.relative_to(folder / group).with_suffix("").as_posix()
+        for folder in folders
+        for path in (folder / group).rglob("*.yaml")
+    )
     if not group or not allowed:
-        groups = sorted(path.name for path in conf.iterdir() if path.is_dir() and path.name != "hydra")
+        groups = sorted(path.name for path in folders[0].iterdir() if path.is_dir() and path.name != "hydra")
         return f"there is no '{choice}'{nearest(group or choice, groups)}. Groups: {', '.join(groups)}"
     return f"there is no {group}={option}{nearest(option, allowed)}. Choices: {', '.join(allowed)}"
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders given by ``--config-dir``."""
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--config-dir", "-cd")
+    given, _ = options.parse_known_args(list(arguments))
+    return [Path(given.config_dir).resolve()] if given.config_dir else []

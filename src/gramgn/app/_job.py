@@ -139,7 +139,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     """Load the data and put the loop together, at the last checkpoint where the run is resumed."""
     config = parts.config
     loaded = parts.dataset.load(config.image_size)
-    described = dataset_record(loaded, config.image_size)
+    described = dataset_record(loaded)
     _check_same_data(job, described)
     data = TensorData(
         loaded.images,
@@ -196,9 +196,9 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
     counts = ", ".join(f"{data.size(split)} {split}" for split in ("train", "val", "test"))
     names = " + ".join(job.choices.get(group, "?") for group in ("optimizer", "model"))
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
-    size = described["image_size"]
+    shape = "x".join(map(str, data.batch("val", slice(0, 1))[0].shape[1:]))
     return (
-        f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}] at {size}x{size}: "
+        f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}, {shape}]: "
         f"{counts}; {parts.device}, {parts.config.dtype}, {torch.get_num_threads()} threads\n"
         f"run folder: {shown(job.folder)}"
     )
@@ -209,7 +209,8 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     channels = getattr(dataset, "channels", None)
     if channels is None:
         return
-    shape = (2, channels, config.image_size, config.image_size)
+    size = dataset.size_for(config.image_size) if hasattr(dataset, "size_for") else config.image_size
+    shape = (2, channels, size, size)
     blank = torch.zeros(shape, device=device, dtype=getattr(torch, config.dtype))
     model.eval()
     try:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from gramgn.app._folders import forget_sweep, register_resolvers
 from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain
 from gramgn.app._repository import absolute, repository, set_repository, shown
-from gramgn.app._schema import plain
+from gramgn.app._schema import check_keys, plain
 from gramgn.errors import InputError
 from gramgn.progress import say
 
@@ -57,11 +57,12 @@ def main(task: Callable[[], Any], root: Path) -> int:
 
 
 @contextmanager
-def report_errors(code: list[int] | None = None) -> Iterator[None]:
+def report_errors(code: list[int] | None = None, config_name: str = "train") -> Iterator[None]:
     """Turn an error inside into one message on stderr and an exit code.
 
     Args:
         code: A list whose first entry is set to the code; without it the process exits with it.
+        config_name: The top-level file in ``conf/`` that is composed inside, for hints.
     """
     exit_code = 0
     try:
@@ -71,7 +72,8 @@ def report_errors(code: list[int] | None = None) -> Iterator[None]:
         print(f"error: {error}", file=sys.stderr)
     except COMPOSITION_ERRORS as error:
         exit_code = 2
-        print(f"error: {explain(error, repository() / 'conf', sys.argv[1:])}", file=sys.stderr)
+        message = explain(error, repository() / "conf", sys.argv[1:], config_name)
+        print(f"error: {message}", file=sys.stderr)
     except KeyboardInterrupt:
         exit_code = 130
         print("interrupted", file=sys.stderr)
@@ -105,11 +107,13 @@ def run_job(config: DictConfig) -> float | None:
         with raising_signals():
             record = _do(config, folder)
         state, exit_code = record["state"], 3 if record["state"] == "diverged" else 0
+        reason = (record.get("error") or {}).get("message", "")
         val_loss = (record.get("best") or {}).get("val_loss")
     except BaseException as raised:
         error = raised
         state, exit_code = outcome(raised)
-    _outcomes.append(Outcome(folder, state, exit_code, str(error or ""), val_loss))
+        reason = str(raised)
+    _outcomes.append(Outcome(folder, state, exit_code, reason, val_loss))
     _remove_if_empty(folder)
     if error is not None:
         if not isinstance(error, Exception):
@@ -118,6 +122,13 @@ def run_job(config: DictConfig) -> float | None:
     del error
     release_memory()
     return val_loss
+
+
+def prepare_config(overrides: list[str]) -> dict[str, Any]:
+    """Compose and check ``conf/prepare.yaml``: a data set, ``image_size`` and ``archive``."""
+    config = plain(compose_config(overrides, "prepare"))
+    check_keys("", config, ("dataset", "image_size", "archive", "recipe"))
+    return config
 
 
 def _do(config: DictConfig, folder: Path) -> dict[str, Any]:

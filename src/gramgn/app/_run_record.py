@@ -51,13 +51,13 @@ def first_record(
     }
 
 
-def dataset_record(data: Any, image_size: int) -> dict[str, Any]:
-    """Return what is recorded of a data set."""
+def dataset_record(data: Any) -> dict[str, Any]:
+    """Return what is recorded of a data set; the size is that of the images, whatever was asked for."""
     return {
         "name": data.name,
         "kind": data.kind,
         "unit": data.unit,
-        "image_size": image_size,
+        "image_size": int(data.images.shape[-1]) if data.images.ndim == 4 else None,
         "manifest_sha256": data.manifest_sha256,
         "summary": portable(data.summary, repository()),
     }

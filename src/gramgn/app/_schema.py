@@ -91,7 +91,7 @@ def check_entries(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: For an unknown key, with the nearest valid one; a section that is no section; a bad seed.
     """
-    _check_keys("", config, ENTRIES)
+    check_keys("", config, ENTRIES)
     for section in (*OBJECT_SECTIONS, "trainer", "tracking"):
         if not isinstance(config.get(section), Mapping):
             raise ConfigError(
@@ -103,7 +103,7 @@ def check_entries(config: Mapping[str, Any]) -> None:
     from gramgn.training import TrainerConfig
 
     for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig), ("recipe", Recipe)):
-        _check_keys(section, config.get(section) or {}, [field.name for field in fields(schema)])
+        check_keys(section, config.get(section) or {}, [field.name for field in fields(schema)])
     seed = config["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
@@ -114,7 +114,12 @@ def check_entries(config: Mapping[str, Any]) -> None:
             )
 
 
-def _check_keys(section: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+def check_keys(section: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Check the keys of a section, or of the top level if ``section`` is empty.
+
+    Raises:
+        ConfigError: For an unknown key, with the nearest valid one and all of them.
+    """
     allowed = list(allowed)
     prefix = f"{section}." if section else ""
     for key in given:

@@ -49,11 +49,13 @@ def unpack_afad(
     if variant not in PARTS_OF:
         raise ConfigError(f"variant={variant}: allowed are {', '.join(PARTS_OF)}")
     archive, target = Path(archive).absolute(), Path(target).absolute()
+    part = re.compile(re.escape(PARTS_OF[variant]) + r"[a-z]{2}")
+    published = _read_checksums(Path(checksums), part)
+    _check_complete(archive, published)
     if target.is_dir() and any(target.iterdir()):
         say(f"{target} is not empty: taken as unpacked already; remove it to unpack again")
         return target
-    part = re.compile(re.escape(PARTS_OF[variant]) + r"[a-z]{2}")
-    parts = _verified_parts(archive, _read_checksums(Path(checksums), part))
+    parts = _verified_parts(archive, published)
     partial = target.with_name(target.name + ".partial")
     with writing(target.parent, "dataset.root"):
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,8 +83,8 @@ def _read_checksums(path: Path, part: re.Pattern[str]) -> dict[str, str]:
     return published
 
 
-def _verified_parts(archive: Path, published: dict[str, str]) -> list[Path]:
-    """Return the parts in order; raise DataError for one that is missing or is not the published file."""
+def _check_complete(archive: Path, published: dict[str, str]) -> None:
+    """Raise DataError if a part is missing: found at once, where hashing takes a while."""
     missing = [name for name in sorted(published) if not (archive / name).is_file()]
     if missing:
         raise DataError(
@@ -90,6 +92,10 @@ def _verified_parts(archive: Path, published: dict[str, str]) -> list[Path]:
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}. "
             f"Download them from https://afad-dataset.github.io"
         )
+
+
+def _verified_parts(archive: Path, published: dict[str, str]) -> list[Path]:
+    """Return the parts in order; raise DataError for one that is not the published file."""
     for name in track(sorted(published), total=len(published), label="verifying archive parts", unit="parts"):
         if _blob_id(archive / name) != published[name]:
             raise DataError(f"{archive / name} differs from the published file; download this part again")

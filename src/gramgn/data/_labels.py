@@ -181,7 +181,7 @@ def _read_xlsx(path: Path) -> list[list[str]]:
         import openpyxl
     except ImportError as error:
         raise DataError(
-            f"reading {path} needs openpyxl: pip install 'gramgn[xlsx]', or save the sheet as CSV beside it "
+            f"reading {path} needs openpyxl: python -m pip install openpyxl, or save the sheet as CSV beside it "
             f"and remove the .xlsx file"
         ) from error
     try:

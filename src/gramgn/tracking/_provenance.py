@@ -23,6 +23,8 @@ _PACKAGES = {
     "wandb": "wandb",
 }
 _GIT_SECONDS = 5.0
+# A figure drawn since the commit does not change what a run does.
+_NOT_RESULTS = ":(exclude)outputs"
 # Content of an untracked file larger than this is not part of the hash (its name and size are).
 _UNTRACKED_BYTES = 1 << 20
 # A slash that begins a path: not inside a word or a relative path, not the "//" of a URL.
@@ -81,8 +83,10 @@ def git_state(repo: str | os.PathLike[str]) -> dict[str, Any]:
         if Path(top).resolve() != root:
             return _unknown("not a git repository of its own")
         commit = _head(root)
-        changes = _git(root, "diff", "--no-ext-diff", "--no-color", "--binary", "HEAD") if commit else b""
-        listed = _git(root, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+        diff = ("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".", _NOT_RESULTS)
+        changes = _git(root, *diff) if commit else b""
+        others = ("ls-files", "-z", "--others", "--exclude-standard", "--", ".", _NOT_RESULTS)
+        listed = _git(root, *others).split(b"\0")
     except (OSError, subprocess.SubprocessError) as error:
         return _unknown(_why(error))
     untracked = sorted(name for name in listed if name)

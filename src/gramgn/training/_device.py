@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,6 +108,8 @@ class PeakMemory:
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):
                     return int(line.split()[1]) / 1024
+        import resource  # POSIX only; at the top it would keep Windows from importing the package
+
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / MIB if sys.platform == "darwin" else peak / 1024
 
