@@ -75,7 +75,8 @@ class House:
     def runs(self, under: str = "outputs") -> list[Path]:
         """Return the run folders, oldest first."""
         found = [path.parent for path in (self.root / under).rglob("run.json")]
-        return sorted(found, key=lambda path: (read_run(path)["starts"][0]["time_utc"], path.name))
+        # The lock file is made with the folder and never written to.
+        return sorted(found, key=lambda path: (path / ".lock").stat().st_mtime_ns)
 
     def files(self) -> dict[str, bytes]:
         """Return every file under outputs and data, to tell whether a command left things as they were."""

@@ -128,11 +128,11 @@ def test_a_finished_run_has_nothing_to_do(
 ) -> None:
     assert call(*SMALL) == 0
     (folder,) = house.runs()
-    rows = (folder / "metrics.csv").read_bytes()
-    assert call(f"resume={folder}") == 0
-    assert "2 epochs are done" in capsys.readouterr().err
-    assert (folder / "metrics.csv").read_bytes() == rows
-    assert read_run(folder)["state"] == "done"
+    before = house.files()
+    for fewer in ((), ("trainer.epochs=1",)):
+        assert call(f"resume={folder}", *fewer) == 0
+        assert "all 2 epochs of this run are done" in capsys.readouterr().err
+        assert house.files() == before
 
 
 def test_a_diverged_run_is_not_resumed(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +154,8 @@ def test_a_broken_last_checkpoint_costs_one_epoch(
     content = last.read_bytes()
     last.unlink()
     last.write_bytes(content[:1000])
-    assert call(f"resume={broken}") == 0
+    for folder in (whole, broken):
+        assert call(f"resume={folder}", "trainer.epochs=4") == 0
     assert "epoch 2) instead" in capsys.readouterr().err
     assert_same_run(whole, broken)
 
@@ -165,8 +166,12 @@ def test_other_data_is_noticed(call: Call, house: House, capsys: pytest.CaptureF
     (folder,) = house.runs()
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace('"seed": 0,\n      "bad"', '"seed": 5,\n      "bad"'))
+    before = {name: content for name, content in house.files().items() if not name.endswith("log.txt")}
     assert call(f"resume={folder}", "trainer.epochs=3") == 2
     assert "is not the one this run began with" in capsys.readouterr().err
+    assert {
+        name: content for name, content in house.files().items() if not name.endswith("log.txt")
+    } == before
 
 
 def test_two_processes_cannot_write_one_run(house: House) -> None:

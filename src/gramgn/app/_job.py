@@ -17,7 +17,7 @@ from gramgn.app._recording import Recording
 from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
-from gramgn.errors import ConfigError, DataError, first_line
+from gramgn.errors import ConfigError, DataError, InputError, first_line
 from gramgn.progress import say
 from gramgn.tracking.records import RunFolder
 from gramgn.training import (
@@ -61,6 +61,8 @@ def train(job: Job) -> dict[str, Any]:
         StopRequested: If the run was asked to stop; its state on disk is ``"interrupted"``.
         Exception: Whatever a user's own class raised; the state on disk is ``"failed"``.
     """
+    if job.stored is not None and _is_complete(job.stored, job.config):
+        return job.stored
     parts = build_parts(job)
     folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder)
     with folder.lock():
@@ -76,7 +78,10 @@ def train(job: Job) -> dict[str, Any]:
         except Diverged as error:
             return recording.close(error)
         except BaseException as error:
-            recording.close(error)
+            if job.stored is not None and recording.trainer is None and isinstance(error, InputError):
+                folder.write_run(job.stored)  # refused before it went on: the run is as it was
+            else:
+                recording.close(error)
             raise
         return recording.close(None)
 
@@ -169,20 +174,26 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         mirror=recording.rows,
         reporter=recording.reporter,
     )
-    recording.trainer = trainer
     if job.stored is not None:
         _resume(trainer, job)
+    recording.trainer = trainer
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
 
 
+def _is_complete(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    """Tell, and say, that a finished run has all the epochs that are asked for; it is then left alone."""
+    done, asked = stored["config"]["trainer"]["epochs"], config["trainer"]["epochs"]
+    if stored["state"] != "done" or not isinstance(asked, int) or asked > done:
+        return False
+    say(f"all {done} epochs of this run are done; give trainer.epochs=<more> to train further")
+    return True
+
+
 def _resume(trainer: Trainer, job: Job) -> None:
-    going_on = trainer.resume()
-    done = trainer.position.epoch
-    if going_on and done >= trainer.config.epochs:
-        trainer.reporter.say(f"{done} epochs are done; give trainer.epochs=<more> to train further")
-    elif going_on:
-        trainer.reporter.say(f"resuming after epoch {done}, step {trainer.position.step}")
+    if trainer.resume():
+        position = trainer.position
+        trainer.reporter.say(f"resuming after epoch {position.epoch}, step {position.step}")
     else:
         trainer.reporter.say("resuming from the start: the run stopped before its first checkpoint")
     threads = (job.stored or {}).get("threads")

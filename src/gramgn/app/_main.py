@@ -151,9 +151,7 @@ def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
             return stored
         return train(resumed_job(container, [], folder))
     choices = {str(name): str(choice) for name, choice in hydra_config.runtime.choices.items()}
-    choices = {
-        name: choice for name, choice in choices.items() if not name.startswith("hydra") and choice != "None"
-    }
+    choices = {name: choice for name, choice in choices.items() if not name.startswith("hydra")}
     return train(Job(config=container, choices=choices, overrides=overrides, folder=folder, group=group))
 
 
