@@ -23,8 +23,9 @@ $(READY): requirements.lock pyproject.toml
 	@if $(BIN)/python -c 'import torch' 2>/dev/null && [ ! -e $(VENV)/.gramgn-made ]; then \
 	    echo "keeping the torch of $(VENV)"; grep -vE '^(torch|torchvision)==' requirements.lock > $(VENV)/.gramgn-lock; \
 	else touch $(VENV)/.gramgn-made; cp requirements.lock $(VENV)/.gramgn-lock; fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/.gramgn-lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@echo "installing the packages of requirements.lock into $(VENV) (some minutes, several GB with CUDA's)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/.gramgn-lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 demo: $(READY) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
