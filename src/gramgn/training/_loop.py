@@ -19,7 +19,7 @@ from gramgn.training._data import TensorData
 from gramgn.training._device import PeakMemory
 from gramgn.training._evaluate import evaluate
 from gramgn.training._meter import EpochMeter
-from gramgn.training._report import Reporter
+from gramgn.training._report import Reporter, Schedule
 from gramgn.training._seeding import epoch_order, rng_state, set_rng_state
 from gramgn.training._steps import Stepper
 from gramgn.training._stop import StopAtOnce, StopFlag, StopRequested
@@ -130,7 +130,7 @@ class Trainer:
             StopRequested: If ``stop`` was set. A checkpoint in mid-epoch has been written.
             InputError: If the disk is full, or the network's outputs do not fit the targets.
         """
-        self.reporter.begin(self)
+        self.reporter.begin(self._schedule())
         self.model.train()
         while self.position.epoch < self.config.epochs:
             try:
@@ -146,6 +146,18 @@ class Trainer:
                     self._save(is_best=False)
                 raise
             self._finish_epoch(row)
+
+    def _schedule(self) -> Schedule:
+        data, config = self.data, self.config
+        # A forward pass takes about a third of a step, and val and test get one each evaluated epoch.
+        evaluated = (data.size("val") + data.size("test")) / data.size("train") / 3 / config.eval_every
+        return Schedule(
+            epochs=config.epochs,
+            total_steps=self.steps_per_epoch * config.epochs,
+            done_steps=self.position.step,
+            eval_share=evaluated,
+            is_large=config.scale == "paper" and data.device.type == "cpu",
+        )
 
     def _train_epoch(self, stop: StopFlag) -> None:
         position, config = self.position, self.config
@@ -169,7 +181,7 @@ class Trainer:
         position.meter.add(report)
         position.step += 1
         self._last_info = report.info
-        self.reporter.step(self, report)
+        self.reporter.step(position.epoch + 1, report.loss)
         if not report.finite:
             what = "loss" if not math.isfinite(report.loss) else "step"
             raise Diverged(
@@ -199,14 +211,14 @@ class Trainer:
             self._save(is_best=is_best)
         with self.clock.part("log"):
             self._mirror([row])
-            self.reporter.epoch(self, row)
+            self.reporter.epoch(row)
 
     def _record(self, row: dict[str, Any]) -> None:
         """Record a row that no checkpoint follows: the epoch in which the run diverged."""
         with self.clock.part("log"):
             self.folder.append_metrics(row)
             self._mirror([row])
-            self.reporter.epoch(self, row)
+            self.reporter.epoch(row)
 
     def _train_row(self) -> dict[str, Any]:
         settings = self.optimizer.param_groups[0]

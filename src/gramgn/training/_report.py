@@ -5,19 +5,35 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from tqdm import tqdm
 
 from gramgn.progress import say as say_line
-from gramgn.training._steps import StepReport
-
-if TYPE_CHECKING:
-    from gramgn.training._loop import Trainer
 
 WARM_STEPS = 2
 TIMED_STEPS = 3
 LONG_S = 30 * 60
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a whole run consists of.
+
+    Attributes:
+        epochs: Epochs in all.
+        total_steps: Steps in all.
+        done_steps: Steps done before this start.
+        eval_share: Time of the evaluations as a share of the time of the steps, roughly.
+        is_large: The paper's full size on a CPU, for which there is a smaller version.
+    """
+
+    epochs: int
+    total_steps: int
+    done_steps: int
+    eval_share: float
+    is_large: bool
 
 
 class Reporter:
@@ -32,6 +48,7 @@ class Reporter:
         self.unit = unit
         self._log = log
         self._bar: tqdm[Any] | None = None
+        self._schedule = Schedule(0, 0, 0, 0.0, False)
         self._steps = 0
         self._timed_from = 0.0
 
@@ -40,28 +57,30 @@ class Reporter:
         say_line(message)
         self._log(message)
 
-    def begin(self, trainer: Trainer) -> None:
-        """Open the bar where there is a terminal."""
+    def begin(self, schedule: Schedule) -> None:
+        """Take note of what is to come; open the bar where there is a terminal."""
+        self._schedule = schedule
         if sys.stderr.isatty():
-            total = trainer.steps_per_epoch * trainer.config.epochs
-            self._bar = tqdm(total=total, initial=trainer.position.step, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(
+                total=schedule.total_steps, initial=schedule.done_steps, unit="step", dynamic_ncols=True
+            )
 
-    def step(self, trainer: Trainer, report: StepReport) -> None:
+    def step(self, epoch: int, loss: float) -> None:
         """Move the bar; after the first few steps say how long the whole run will take."""
         if self._bar is not None:
-            self._bar.set_description(f"epoch {trainer.position.epoch + 1}", refresh=False)
-            self._bar.set_postfix_str(f"loss {report.loss:.3g}", refresh=False)
+            self._bar.set_description(f"epoch {epoch}", refresh=False)
+            self._bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
             self._bar.update()
         self._steps += 1
         if self._steps == WARM_STEPS:
             self._timed_from = time.perf_counter()
         elif self._steps == WARM_STEPS + TIMED_STEPS:
-            self._estimate(trainer, (time.perf_counter() - self._timed_from) / TIMED_STEPS)
+            self._estimate((time.perf_counter() - self._timed_from) / TIMED_STEPS)
 
-    def epoch(self, trainer: Trainer, row: Mapping[str, Any]) -> None:
+    def epoch(self, row: Mapping[str, Any]) -> None:
         """Say how the epoch went."""
         parts = [
-            f"epoch {row['epoch']}/{trainer.config.epochs}",
+            f"epoch {row['epoch']}/{self._schedule.epochs}",
             f"{row['train_s']:.1f} s",
             f"train loss {row['train_loss']:.4g}",
         ]
@@ -76,14 +95,12 @@ class Reporter:
             self._bar.close()
             self._bar = None
 
-    def _estimate(self, trainer: Trainer, step_s: float) -> None:
-        config, data = trainer.config, trainer.data
-        steps_left = trainer.steps_per_epoch * config.epochs - trainer.position.step
-        # A forward pass takes about a third of a step, and val and test get one each evaluated epoch.
-        evaluated = (data.size("val") + data.size("test")) / data.size("train") / 3 / config.eval_every
-        seconds = step_s * steps_left * (1 + evaluated)
+    def _estimate(self, step_s: float) -> None:
+        schedule = self._schedule
+        steps_left = schedule.total_steps - schedule.done_steps - self._steps
+        seconds = step_s * steps_left * (1 + schedule.eval_share)
         self.say(f"{step_s:.2g} s a step: about {duration(seconds)} for the rest of this run")
-        if seconds > LONG_S and data.device.type == "cpu" and config.scale == "paper":
+        if seconds > LONG_S and schedule.is_large:
             self.say("this is the paper's full size on a CPU; trainer=laptop is a small version of it")
 
 
