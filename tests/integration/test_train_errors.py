@@ -36,6 +36,10 @@ CASES = {
     "a module that is not there": (["model._target_=nowhere.Net"], ["nowhere.Net cannot be imported"]),
     "a column of outputs": (["model.outputs=column"], ["shape [2]", "[2, 1]", ".squeeze(-1)"]),
     "wrong channels": (["model.channels=1"], ["does not take images of shape [2, 3, 16, 16]"]),
+    "wrong channels of ours": (
+        ["model=resnet_gn", "model.in_channels=1"],
+        ["does not take images of shape [2, 3, 16, 16]", "in_channels"],
+    ),
     "batch statistics": (["model=resnet_bn"], ["statistics of the batch", "ResNetFixup", "ResNetGN"]),
     "a warm start from nowhere": (["init_from=outputs/runs/nothing"], ["there is no run folder", "nothing"]),
     "an interpolation to nowhere": (["optimizer.alpha=${nowhere.x}"], ["cannot be resolved", "nowhere"]),

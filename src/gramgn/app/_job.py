@@ -227,7 +227,7 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     try:
         with torch.no_grad():
             outputs = model(blank)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"the network does not take images of shape {list(shape)}: {first_line(error)}. "
             "Check model.in_channels, dataset.channels and trainer.image_size"
