@@ -20,7 +20,8 @@ env: $(READY) ## build the environment .venv from requirements.lock (about 2 to 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} is not supported: 3.11 to 3.13 are. Choose one with make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@if [ ! -x $(BIN)/python ]; then echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); fi
-	@if $(BIN)/python -c 'import torch' 2>/dev/null && [ ! -e $(VENV)/.gramgn-made ]; then \
+	@if [ ! -e $(VENV)/.gramgn-made ] && $(BIN)/python -c 'import torch' 2>/dev/null; then \
+	    $(BIN)/python -c 'import sys, torch; v = torch.__version__; sys.exit(0 if tuple(map(int, v.split(".")[:2])) >= (2, 11) else f"the torch of $(VENV) is {v}: 2.11 or newer is needed. Upgrade it, or leave VENV= away to get an environment of its own")'; \
 	    echo "keeping the torch of $(VENV)"; grep -vE '^(torch|torchvision)==' requirements.lock > $(VENV)/.gramgn-lock; \
 	else touch $(VENV)/.gramgn-made; cp requirements.lock $(VENV)/.gramgn-lock; fi
 	@echo "installing the packages of requirements.lock into $(VENV) (some minutes, several GB with CUDA's)"
