@@ -88,7 +88,8 @@ class Recording:
             if message:
                 say(message)
         why = f"{error}; " if state == "diverged" else ""
-        say(f"{state}: {why}{shown(self.folder.path)}")
+        goes_on = f" (resume={shown(self.folder.path)} goes on)" if state == "interrupted" else ""
+        say(f"{state}: {why}{shown(self.folder.path)}{goes_on}")
         return record
 
 
