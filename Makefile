@@ -5,6 +5,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
+ifneq ($(words $(VENV)),1)
+$(error VENV="$(VENV)" must be a path without spaces)
+endif
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 
@@ -18,6 +22,7 @@ env: $(READY) ## build the environment .venv from requirements.lock (about 2 to 
 # An environment without our mark is made, or, where VENV= names one that exists, only added to: a torch that is
 # there already (a machine's own CUDA build) is kept if pyproject.toml allows it.
 $(READY): requirements.lock pyproject.toml
+	@command -v "$(PYTHON)" > /dev/null || { echo "there is no $(PYTHON); choose a Python 3.11 to 3.13 with make PYTHON=<its path> $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} is not supported: 3.11 to 3.13 are. Choose one with make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@if [ ! -x $(BIN)/python ]; then echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); fi
 	@if [ ! -e $(VENV)/.gramgn-made ] && $(BIN)/python -c 'import torch' 2>/dev/null; then \

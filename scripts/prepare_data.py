@@ -34,6 +34,8 @@ def main(overrides: list[str]) -> None:
         if config["archive"] is not None:
             if type(dataset) is not AFAD:
                 raise ConfigError("archive=... unpacks the parts of AFAD: use it with dataset=afad")
+            if not isinstance(config["archive"], str):
+                raise ConfigError(f"archive={config['archive']!r} must be the path of a folder")
             checksums = ROOT / "data" / "checksums" / f"afad_{dataset.variant}_parts.sha1"
             unpack_afad(
                 absolute(config["archive"]), dataset.root, checksums=checksums, variant=dataset.variant

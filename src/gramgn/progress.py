@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -13,8 +14,12 @@ T = TypeVar("T")
 
 
 def say(message: str) -> None:
-    """Write one plain line to stderr, above a progress bar if one is drawn."""
-    tqdm.write(message, file=sys.stderr)
+    """Write one plain line to stderr, above a progress bar if one is drawn.
+
+    Where nobody reads stderr any more (``2>&1 | head``) the work goes on: what matters is on disk.
+    """
+    with suppress(BrokenPipeError):
+        tqdm.write(message, file=sys.stderr)
 
 
 def track(items: Iterable[T], *, total: int, label: str, unit: str = "it") -> Iterator[T]:

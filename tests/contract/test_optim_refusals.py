@@ -346,3 +346,71 @@ def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest
     monkeypatch.setattr("gramgn.optim._engine.BlockLinearisation.gram", exhausted)
     with pytest.raises(torch.OutOfMemoryError, match=r"about 4 MiB for 4 samples \(64 rows\)"):
         built(model).step(lambda: model(x))
+
+
+class Centred(nn.Module):
+    """Mixes samples: subtracts the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x - x.mean(0))[:, 0]
+
+
+class Weighted(nn.Module):
+    """Takes a second tensor that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor, shared: Tensor) -> Tensor:
+        return self.linear(x)[:, 0] * shared.sum()
+
+
+def test_a_forward_that_mixes_samples_is_refused() -> None:
+    """G01's kind: no batch norm in sight, and still an output depends on the other samples."""
+    model = Centred()
+    before = [param.clone() for param in model.parameters()]
+    with pytest.raises(ValueError, match="other outputs within a batch than alone"):
+        built(model).step(lambda: model(X) - Y)
+    assert all(torch.equal(param, old) for param, old in zip(model.parameters(), before, strict=True))
+    built(model, engine="loop").step(lambda: model(X) - Y)
+
+
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_a_shared_tensor_as_long_as_the_batch_is_refused_not_split(length: int) -> None:
+    model, shared = Weighted(), torch.linspace(0.5, 1.5, length)
+    optimizer = built(model)
+    if length == len(X):
+        with pytest.raises(ValueError, match="has as many entries as the batch"):
+            optimizer.step(lambda: model(X, shared) - Y)
+    else:
+        expected = float((model(X, shared) - Y).square().mean().detach())
+        assert optimizer.step(lambda: model(X, shared) - Y).loss == pytest.approx(expected)
+
+
+def test_a_shared_tensor_is_noticed_at_a_later_batch_size() -> None:
+    """The last, smaller batch may be the first one that has the length of the shared tensor."""
+    model, shared = Weighted(), torch.linspace(0.5, 1.5, 5)
+    optimizer = built(model)
+    optimizer.step(lambda: model(X, shared) - Y)
+    with pytest.raises(ValueError, match="has as many entries as the batch"):
+        optimizer.step(lambda: model(X[:5], shared) - Y[:5])
+
+
+def test_dropout_is_not_taken_for_mixing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1), nn.Flatten(0))
+    state = torch.get_rng_state()
+    assert built(model).step(lambda: model(X) - Y).status == "cholesky"
+    assert not torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_an_empty_batch_is_refused(engine: str) -> None:
+    model = network()
+    with pytest.raises(ValueError, match="at least one sample"):
+        built(model, engine=engine).step(lambda: model(X[:0])[:, 0] - Y[:0])

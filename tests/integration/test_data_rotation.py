@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,21 @@ def test_incomplete_retinamnist_is_refused(tmp_path: Path, replaced: dict[str, A
     write_retina(tmp_path / "retinamnist.npz", **replaced)
     with pytest.raises(DataError, match=next(iter(replaced)).split("_")[0]):
         RetinaMNIST(tmp_path, prepared_root=tmp_path / "p").load(28)
+
+
+def test_names_that_are_no_text_and_links_to_nowhere(tmp_path: Path) -> None:
+    """D02, D04: both are reported, and what can be used is prepared."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(12):
+        picture(number).save(folder / f"{number}.png")
+    (folder / os.fsdecode(b"bad\xff.png")).write_bytes((folder / "0.png").read_bytes())
+    (folder / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    options = {"name": "rotation", "prepared_root": tmp_path / "prepared"}
+    with pytest.raises(DataError, match=r"gone\.png"):
+        Rotation(folder, **options).prepare(16)
+    prepared = Rotation(folder, on_bad_image="skip", **options).prepare(16)
+    unused = (prepared / "unused.csv").read_text(encoding="utf-8")
+    assert "bad\\udcff.png" in unused
+    assert "gone.png" in unused
+    assert len(Rotation(folder, on_bad_image="skip", **options).load(16).keys) == 12

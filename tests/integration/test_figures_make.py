@@ -331,3 +331,17 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     (line,) = (line for line in table.splitlines() if line.split()[:2] == ["12", "2"])
     assert line.split() == ["12", "2", "1.2e+05", "3.7e+05", "2.5e+05", "1e+06", "2"]
     assert "MAE: test, in months" in table
+
+
+def test_damaged_records_are_named_and_not_drawn(tmp_path: Path) -> None:
+    """F01: above all no synthetic data without the word; and no epoch twice, no time below zero."""
+    add_run(tmp_path / "good", [0.5, 0.4])
+    add_run(tmp_path / "unnamed", [0.5, 0.4], dataset={"kind": None})
+    twice = add_run(tmp_path / "twice", [0.5, 0.4])
+    lines = twice.metrics_csv.read_text().splitlines(keepends=True)
+    twice.metrics_csv.write_text("".join([*lines[:2], *lines[1:]]))
+    add_run(tmp_path / "backwards", [0.5, 0.4], seconds=-2.0)
+    runs, omitted = load_runs(tmp_path)
+    assert [run.path for run in runs] == ["good"]
+    assert len(omitted) == 3
+    assert "real or synthetic" in omitted[2]

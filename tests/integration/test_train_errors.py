@@ -42,6 +42,24 @@ CASES = {
     ),
     "batch statistics": (["model=resnet_bn"], ["statistics of the batch", "ResNetFixup", "ResNetGN"]),
     "a warm start from nowhere": (["init_from=outputs/runs/nothing"], ["there is no run folder", "nothing"]),
+    "no device": (["trainer.device=null"], ["trainer.device=None must be a word"]),
+    "a list for a device": (["trainer.device=[cpu]"], ["trainer.device=['cpu'] must be a word"]),
+    "a scale that is no word": (["trainer.scale=null"], ["trainer.scale=None must be a word"]),
+    "far too many threads": (["trainer.threads=100000"], ["trainer.threads=100000 must be at most"]),
+    "no model": (["model=null"], ["cannot be used", "must be a string"]),
+    "a key that was removed": (["~seed"], ["seed must not be removed"]),
+    "a setting that was removed": (["~trainer.epochs"], ["trainer.epochs must not be removed"]),
+    "no recipe": (["recipe=null"], ["recipe=None"]),
+    "images of enormous size": (
+        ["dataset=rsna_synthetic", "model=resnet_gn", "trainer.image_size=100000"],
+        ["image_size", "2048"],
+    ),
+    "an enormous network": (["model=resnet_gn", "model.width=400000"], ["model (gramgn.models.ResNetGN)"]),
+    "half a pair of betas": (["optimizer=adamw", "optimizer.betas=[0.9]"], ["optimizer (torch.optim.AdamW)"]),
+    "a number for a folder": (["dataset=rsna", "dataset.root=5"], ["dataset.root=5 must be the path"]),
+    "lr nan": (["optimizer=sgd", "optimizer.lr=nan"], ["optimizer.lr=nan must be a finite number"]),
+    "a wait of nan": (["tracking.init_timeout_s=nan"], ["tracking.init_timeout_s", "number"]),
+    "a command that is no override": (["=5"], ["error:"]),
     "an interpolation to nowhere": (["optimizer.alpha=${nowhere.x}"], ["cannot be resolved", "nowhere"]),
 }
 
@@ -61,6 +79,46 @@ def test_one_message_and_nothing_changed(
     assert "Traceback" not in message
     assert message.count("error:") == 1
     assert house.files() == before
+
+
+def test_batches_of_one_are_no_batches(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """G05: batch statistics of single samples: refused, instead of an epoch without a step and a loss of 0."""
+    options = [entry for entry in SMALL if not entry.startswith("model")]
+    assert call(*options, "model=resnet_bn", "optimizer=sgd", "trainer.batch_size=1") == 2
+    assert "trainer.batch_size=1: one sample has no batch statistics" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_one_message(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (house.root / "outputs").write_text("a file where a folder should be")
+    for multirun in (False, True):
+        assert call(*SMALL, multirun=multirun) == 2
+        message = capsys.readouterr().err
+        assert str(house.root / "outputs") in message
+        assert "Traceback" not in message
+
+
+def test_a_reader_that_leaves_does_not_fail_the_run(house: House) -> None:
+    """The first line is read and the pipe closed, as ``2>&1 | head -1`` does: the training goes on."""
+    process = house.start(*BLOBS, *SMALL, "optimizer=slow_sgd")
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+    assert read_run(house.runs()[0])["state"] == "done"
+
+
+def test_a_working_directory_that_is_gone(house: House, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys, runpy; os.rmdir({str(gone)!r}); sys.argv = ['train.py']; "
+    code += f"runpy.run_path({str(house.root / 'train.py')!r}, run_name='__main__')"
+    done = house.script("-c", code, cwd=gone)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

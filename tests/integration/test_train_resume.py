@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -184,3 +185,96 @@ def test_two_processes_cannot_write_one_run(house: House) -> None:
     assert "another process is writing the run" in second.stderr
     code, err = stop(process, signal.SIGTERM)
     assert code == 143, err
+
+
+def finished(call: Call, house: House, *options: str) -> Path:
+    assert call(*SMALL, "trainer.epochs=2", *options) == 0
+    return house.runs()[-1]
+
+
+def test_a_run_whose_checkpoints_are_gone_is_left_alone(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its records are all that is left: they must not be cut away."""
+    folder = finished(call, house)
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    before = house.files()
+    assert call(f"resume={folder}", "trainer.epochs=3") == 2
+    assert "the checkpoints are gone" in capsys.readouterr().err
+    assert house.files() == before | {key: value for key, value in house.files().items() if "log.txt" in key}
+
+
+def test_records_that_do_not_reach_the_checkpoint(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = finished(call, house)
+    lines = (folder / "metrics.csv").read_text().splitlines(keepends=True)
+    (folder / "metrics.csv").write_text(lines[0] + lines[2])
+    assert call(f"resume={folder}", "trainer.epochs=3") == 2
+    assert "lacks epoch 1" in capsys.readouterr().err
+    assert read_run(folder)["state"] == "done"
+
+
+def test_anothers_checkpoint_and_an_edited_configuration(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Numbers of a run come from the configuration in its run.json, or not at all."""
+    one = finished(call, house)
+    other = finished(call, house, "seed=1")
+    last = one / "checkpoints" / "last.pt"
+    own = last.read_bytes()
+    last.unlink()
+    last.write_bytes((other / "checkpoints" / "last.pt").read_bytes())
+    assert call(f"resume={one}", "trainer.epochs=3") == 2
+    assert "was not written by this run" in capsys.readouterr().err
+    last.write_bytes(own)
+    text = (one / "run.json").read_text()
+    (one / "run.json").write_text(text.replace('"lam": 1.0', '"lam": 2.0'))
+    assert call(f"resume={one}", "trainer.epochs=3") == 2
+    assert "run.json was edited" in capsys.readouterr().err
+    (one / "run.json").write_text(text)
+    assert call(f"resume={one}", "trainer.epochs=3") == 0
+    assert len(read_rows(one)) == 3
+
+
+@pytest.mark.parametrize("entry", ["id", "config", "choices", "starts", "threads"])
+@pytest.mark.parametrize("value", [None, 3.5])
+def test_a_record_without_what_resuming_needs(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], entry: str, value: object
+) -> None:
+    folder = finished(call, house)
+    run = read_run(folder) | {entry: value}
+    (folder / "run.json").write_text(json.dumps(run))
+    before = house.files()
+    assert call(f"resume={folder}", "trainer.epochs=3") == 2
+    message = capsys.readouterr().err
+    assert f"its entry '{entry}' is" in message
+    assert "Traceback" not in message
+    assert house.files() == before
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"foo.bar": "x"}'])
+def test_damaged_local_paths(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    folder = finished(call, house)
+    (folder / "local.json").write_text(content)
+    assert call(f"resume={folder}", "trainer.epochs=3") == 2
+    assert "local.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(house: House, how: signal.Signals) -> None:
+    """H21: while worker processes draw, twice in a row: no waiting, no process left, the right code."""
+    options = ("dataset=afad_synthetic", "trainer=debug", "tracking=none", "dataset.workers=2")
+    process = house.start(*options, "dataset.num_images=4000", "dataset.limit=null")
+    raw = house.root / "data" / "raw"
+    wait_until(lambda: len(list(raw.rglob("*.jpg"))) > 50, process)
+    process.send_signal(how)
+    time.sleep(0.05)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + how
+    assert "Traceback" not in err
+    assert house.run("dataset=afad_synthetic", "trainer=debug", "tracking=none").returncode == 0

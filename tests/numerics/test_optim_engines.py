@@ -193,7 +193,13 @@ def test_a_forward_of_the_users_own_is_put_back() -> None:
     J = VmapEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
     assert model.forward is own
     assert torch.allclose(J.blocks[0], x)
-    assert calls == [1]
+    # Once for J, sample by sample; and twice on the whole batch, to see that the samples do not mix.
+    assert calls == [1, 4, 4]
+    calls.clear()
+    engine = VmapEngine()
+    for _ in range(2):
+        engine.linearise(model, dict(model.named_parameters()), lambda: model(x))
+    assert calls == [1, 4, 4, 1]
 
 
 def test_hooks_of_the_model_run_once_and_see_the_batch() -> None:

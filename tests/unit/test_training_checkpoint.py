@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gramgn.errors import InputError
-from gramgn.training import Checkpoints, load_weights, rng_state, set_rng_state
+from gramgn.training import Checkpoints, digest, load_weights, rng_state, set_rng_state
 
 
 def state(epoch: int) -> dict[str, Any]:
@@ -34,7 +34,9 @@ def test_loads_with_torch_defaults(tmp_path: Path, repository: Path) -> None:
     assert not any("weights_only=False" in text.replace(" ", "") for text in sources)
 
 
-@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 half a file", b"<html>not found</html>"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"hi\n", b"PK\x03\x04 half a file", b"<html>not found</html>", b"\x80\x02."]
+)
 def test_falls_back_to_the_previous_one_and_says_so(tmp_path: Path, damage: bytes) -> None:
     """T06: a truncated or foreign last.pt."""
     checkpoints, said = Checkpoints(tmp_path), []
@@ -99,3 +101,38 @@ def test_rng_state_round_trip() -> None:
     first = (torch.rand(3).tolist(), np.random.rand(), random.random())  # noqa: NPY002
     set_rng_state(saved)
     assert (torch.rand(3).tolist(), np.random.rand(), random.random()) == first  # noqa: NPY002
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """T06: torch does not check what it loads; a weight that rotted on disk must not be trained further."""
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(state(1))
+    checkpoints.save(state(2))
+    content = bytearray((tmp_path / "last.pt").read_bytes())
+    weight = content.index(torch.full((3,), 2.0).numpy().tobytes())
+    content[weight + 3] ^= 1
+    (tmp_path / "last.pt").unlink()
+    (tmp_path / "last.pt").write_bytes(content)
+    said: list[str] = []
+    loaded = checkpoints.load(said.append)
+    assert loaded is not None
+    assert loaded["epoch"] == 1
+    assert "not what was written" in said[0]
+
+
+def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, "one").save(state(1))
+    with pytest.raises(InputError, match="not written by this run"):
+        Checkpoints(tmp_path, "other").load(lambda message: None)
+    assert load_weights(tmp_path, lambda message: None)["w"].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_the_digest_sees_every_kind_of_tensor(dtype: torch.dtype) -> None:
+    value = {"a": [torch.zeros(2, 3).to(dtype), (1, "x", None, 0.5)]}
+    assert digest(value) == digest({"a": [torch.zeros(2, 3).to(dtype), (1, "x", None, 0.5)]})
+    other = torch.zeros(2, 3)
+    other[1, 2] = 1
+    assert digest(value) != digest({"a": [other.to(dtype), (1, "x", None, 0.5)]})
+    assert digest(value) != digest({"a": [torch.zeros(3, 2).to(dtype), (1, "x", None, 0.5)]})
+    assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 from gramgn.app._repository import absolute
-from gramgn.errors import ConfigError, InputError, nearest
+from gramgn.errors import ConfigError, InputError, first_line, nearest
 
 PATHS = ("root", "prepared_root")
 RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
@@ -54,17 +54,17 @@ def build(section: str, config: Mapping[str, Any], *arguments: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        if isinstance(cause, ValueError | TypeError):
-            raise ConfigError(f"{section} ({config['_target_']}): {cause}") from cause
+        if isinstance(cause, ValueError | TypeError | IndexError | RuntimeError | MemoryError):
+            raise ConfigError(f"{section} ({config['_target_']}): {first_line(cause, 400)}") from cause
         raise (cause or error) from None
 
 
 def build_dataset(config: Mapping[str, Any]) -> Any:
     """Build the data set of a ``dataset`` section; its relative paths are below the repository."""
-    with_paths = {
-        key: str(absolute(value)) if key in PATHS and value else value for key, value in config.items()
-    }
-    return build("dataset", with_paths)
+    for key in PATHS:
+        if key in config and not isinstance(config[key], str):
+            raise ConfigError(f"dataset.{key}={config[key]!r} must be the path of a folder or file")
+    return build("dataset", {**config, **{key: str(absolute(config[key])) for key in PATHS if key in config}})
 
 
 def _locate(dotted: str) -> Any:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from gramgn.app._repository import absolute, repository
 
 SWEEP_VARIABLE = "GRAMGN_SWEEP_DIR"
+COMMON_VARIABLE = "GRAMGN_SWEEP_OVERRIDES"
 LONGEST_NAME = 60
 
 
@@ -44,14 +45,16 @@ def sweep_dir(name: str | None, overrides: Sequence[str]) -> str:
     process is kept in an environment variable, which processes started for the jobs inherit.
     """
     if SWEEP_VARIABLE not in os.environ:
+        os.environ[COMMON_VARIABLE] = "\n".join(overrides)
         leaf = safe_name(name) if name else "adhoc-" + _hash(sorted(overrides))
         os.environ[SWEEP_VARIABLE] = str(absolute("outputs/sweeps") / leaf)
     return os.environ[SWEEP_VARIABLE]
 
 
 def job_dir(overrides: Sequence[str]) -> str:
-    """Return a job's folder name: at most 60 safe characters of its overrides and a hash of all of them (H32)."""
-    told = [override for override in overrides if not override.startswith("name=")]  # the sweep's own name
+    """Return a job's folder name: at most 60 safe characters of what it varies, and a hash of it all (H32)."""
+    common = os.environ.get(COMMON_VARIABLE, "").split("\n")
+    told = [override for override in overrides if override not in common]
     return f"{safe_name(','.join(told)) or 'defaults'}-{_hash(overrides)}"
 
 
@@ -66,6 +69,7 @@ def _hash(parts: Sequence[str]) -> str:
 
 def forget_sweep() -> None:
     """Take away a sweep's folder that holds no job, only Hydra's copy of the command, and forget its name."""
+    os.environ.pop(COMMON_VARIABLE, None)
     folder = os.environ.pop(SWEEP_VARIABLE, None)
     if folder is None or not Path(folder).is_dir():
         return

@@ -34,6 +34,16 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
     return "the command line or configuration cannot be used: " + " ".join(text.split())[:400]
 
 
+def from_hydra(error: BaseException) -> bool:
+    """Tell whether an error was raised by Hydra or OmegaConf itself: then it is about the command line."""
+    trace = error.__traceback__
+    module = ""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4")
+
+
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
     swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word]

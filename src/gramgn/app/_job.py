@@ -15,10 +15,11 @@ from gramgn.app._build import build, build_dataset, target_class
 from gramgn.app._plan import Job, split_paths, write_local_paths
 from gramgn.app._recording import Recording
 from gramgn.app._repository import absolute, shown
-from gramgn.app._run_record import dataset_record, first_record, optimizer_record
+from gramgn.app._run_record import dataset_record, first_record, identity, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
 from gramgn.errors import ConfigError, DataError, InputError, first_line
 from gramgn.progress import say
+from gramgn.stopping import deferred_signals
 from gramgn.tracking.records import RunFolder
 from gramgn.training import (
     Clock,
@@ -29,7 +30,6 @@ from gramgn.training import (
     TrainerConfig,
     apply_settings,
     choose_device,
-    deferred_signals,
     load_weights,
     seed_everything,
     synchronize,
@@ -103,9 +103,9 @@ def build_parts(job: Job) -> Parts:
         model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
         optimizer = _build_optimizer(job.config["optimizer"], model)
         dataset = build_dataset(job.config["dataset"])
-        _probe(model, dataset, config, device)
         if hasattr(dataset, "check"):
             dataset.check(config.image_size)
+        _probe(model, dataset, config, device)
         if job.config["init_from"] is not None and job.stored is None:
             warm_start(model, job.config["init_from"])
     return Parts(dataset, model, optimizer, device, precision, config, tracking, clock)
@@ -170,12 +170,13 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         config,
         seed=job.config["seed"],
         folder=recording.folder,
+        identity=identity(recording.folder.read_run()),
         clock=parts.clock,
         mirror=recording.rows,
         reporter=recording.reporter,
     )
     if job.stored is not None:
-        _resume(trainer, job)
+        _resume(trainer, job.stored)
     recording.trainer = trainer
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
@@ -190,13 +191,13 @@ def _is_complete(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _resume(trainer: Trainer, job: Job) -> None:
-    if trainer.resume():
+def _resume(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+    if trainer.resume(was_done=stored["state"] == "done"):
         position = trainer.position
         trainer.reporter.say(f"resuming after epoch {position.epoch}, step {position.step}")
     else:
         trainer.reporter.say("resuming from the start: the run stopped before its first checkpoint")
-    threads = (job.stored or {}).get("threads")
+    threads = stored["threads"]
     if threads != torch.get_num_threads():
         trainer.reporter.say(
             f"note: {torch.get_num_threads()} threads now, {threads} before; sums may round differently"
@@ -227,7 +228,7 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     try:
         with torch.no_grad():
             outputs = model(blank)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, MemoryError) as error:
         raise ConfigError(
             f"the network does not take images of shape {list(shape)}: {first_line(error)}. "
             "Check model.in_channels, dataset.channels and trainer.image_size"
@@ -243,7 +244,7 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
 
 
 def _check_single_process() -> None:
-    size = os.environ.get("WORLD_SIZE", "1")
+    size = os.environ.get("WORLD_SIZE") or "1"
     if size != "1":
         raise ConfigError(
             f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"

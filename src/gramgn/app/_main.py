@@ -14,11 +14,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from gramgn.app._folders import forget_sweep, register_resolvers
-from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain
+from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
 from gramgn.app._repository import absolute, repository, set_repository, shown
 from gramgn.app._schema import check_keys, plain
-from gramgn.errors import InputError
+from gramgn.errors import InputError, first_line
 from gramgn.progress import say
+from gramgn.stopping import StopRequested, raising_signals
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
     """
     exit_code = 0
     try:
-        yield
+        with raising_signals():
+            yield
     except InputError as error:
         exit_code = 2
         print(f"error: {error}", file=sys.stderr)
@@ -74,15 +76,19 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
         exit_code = 2
         message = explain(error, repository() / "conf", sys.argv[1:], config_name)
         print(f"error: {message}", file=sys.stderr)
-    except KeyboardInterrupt:
-        exit_code = 130
-        print("interrupted", file=sys.stderr)
-    except BaseException as error:
-        # StopRequested carries its code; its module imports torch, which may not be loaded yet.
-        if not hasattr(error, "exit_code"):
-            raise
+    except OSError as error:
+        exit_code = 2
+        print(
+            f"error: {error.strerror or error}: {error.filename or 'the working directory'}", file=sys.stderr
+        )
+    except StopRequested as error:
         exit_code = error.exit_code
         print(str(error), file=sys.stderr)
+    except Exception as error:
+        if not from_hydra(error):
+            raise
+        exit_code = 2
+        print(f"error: the command line cannot be used: {first_line(error)}", file=sys.stderr)
     if code is not None:
         code[0] = exit_code
     elif exit_code:
@@ -98,14 +104,13 @@ def run_job(config: DictConfig) -> float | None:
         StopRequested: If the user or the system asked to stop: that ends the whole sweep.
     """
     from gramgn.app._recording import outcome
-    from gramgn.training import raising_signals, release_memory
+    from gramgn.training import release_memory
 
     folder = _folder(config)
     error: BaseException | None = None
     val_loss: float | None = None
     try:
-        with raising_signals():
-            record = _do(config, folder)
+        record = _do(config, folder)
         state, exit_code = record["state"], 3 if record["state"] == "diverged" else 0
         reason = (record.get("error") or {}).get("message", "")
         val_loss = (record.get("best") or {}).get("val_loss")

@@ -9,12 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.app._repository import absolute, repository
-from gramgn.errors import ConfigError
+from gramgn.app._schema import check_entries
+from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.tracking import portable
 from gramgn.tracking.records import RunFolder, write_atomic
 
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
 LOCAL_FILE = "local.json"
+STORED: dict[str, type] = {
+    "id": str,
+    "config": dict,
+    "choices": dict,
+    "overrides": list,
+    "starts": list,
+    "threads": int,
+    "dataset": dict,
+    "wandb": dict,
+    "group": str,
+    "error": dict,
+}
 PATH_KEYS = (("dataset", "root"), ("dataset", "prepared_root"), ("init_from",))
 
 
@@ -59,11 +72,11 @@ def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path
             f"a resumed run keeps its configuration, so {', '.join(refused)} cannot be given; only "
             f"{', '.join(RESUMABLE)} and tracking may change. Start a new run, or use init_from=<run folder>"
         )
-    stored = RunFolder.open(folder).read_run()
+    stored = _stored_run(folder)
     if stored["state"] == "diverged":
+        why = (stored.get("error") or {}).get("message", "it is not told how")
         raise ConfigError(
-            f"the run in {folder} diverged ({stored['error']['message']}) and would do so again; "
-            "start a new one with other settings"
+            f"the run in {folder} diverged ({why}) and would do so again; start a new one with other settings"
         )
     config = with_local_paths(stored["config"], folder)
     for key in RESUMABLE:
@@ -80,6 +93,25 @@ def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path
         group=stored.get("group"),
         stored=stored,
     )
+
+
+def _stored_run(folder: Path) -> dict[str, Any]:
+    """Return run.json, checked to hold what resuming needs.
+
+    Raises:
+        InputError: If it is missing or damaged, or somebody took entries out of it.
+    """
+    run = RunFolder.open(folder).read_run()
+    for name, kind in STORED.items():
+        value = run.get(name)
+        optional = name in ("dataset", "wandb", "group", "error")
+        if not isinstance(value, kind) and not (optional and value is None):
+            raise InputError(
+                f"{folder / 'run.json'} cannot be resumed from: its entry '{name}' is {value!r:.60}. "
+                "It was edited or damaged; put the original back, or start a new run"
+            )
+    check_entries(run["config"])
+    return run
 
 
 def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -109,9 +141,17 @@ def with_local_paths(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any
     config = {key: dict(value) if isinstance(value, Mapping) else value for key, value in recorded.items()}
     file = folder / LOCAL_FILE
     if file.is_file():
-        for dotted, path in json.loads(file.read_text()).items():
-            *sections, name = dotted.split(".")
-            (config[sections[0]] if sections else config)[name] = path
+        known = {".".join(keys): keys for keys in PATH_KEYS}
+        try:
+            paths = json.loads(file.read_text())
+            for dotted, path in paths.items():
+                *sections, name = known[dotted]
+                (config[sections[0]] if sections else config)[name] = path
+        except (ValueError, AttributeError, KeyError) as error:
+            raise InputError(
+                f"{file} is damaged ({first_line(error)}): it holds the paths {', '.join(known)} of this machine. "
+                "Mend it, or remove it if the data lies inside the repository"
+            ) from error
     return config
 
 

@@ -10,9 +10,10 @@ from gramgn.app._repository import repository, shown
 from gramgn.app._schema import TrackingConfig
 from gramgn.errors import InputError
 from gramgn.progress import say
+from gramgn.stopping import StopRequested
 from gramgn.tracking import WandbMirror, portable
 from gramgn.tracking.records import Row, RunFolder
-from gramgn.training import Clock, Diverged, Reporter, StopRequested, Trainer
+from gramgn.training import Clock, Diverged, Reporter, Trainer
 
 LOG_FILE = "log.txt"
 
@@ -102,8 +103,6 @@ def outcome(error: BaseException | None) -> tuple[str, int]:
             return "diverged", 3
         case StopRequested():
             return "interrupted", error.exit_code
-        case KeyboardInterrupt():
-            return "interrupted", 130
         case InputError():
             return "failed", 2
     return "failed", 1

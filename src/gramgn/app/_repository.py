@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_root: Path = Path.cwd()
+_root: Path | None = None
 
 
 def set_repository(root: str | Path) -> None:
@@ -15,13 +15,13 @@ def set_repository(root: str | Path) -> None:
 
 def repository() -> Path:
     """Return the repository's folder, absolute."""
-    return _root
+    return Path.cwd() if _root is None else _root
 
 
 def absolute(path: str | Path) -> Path:
     """Return ``path`` as it is if absolute, else below the repository, whatever the working directory."""
     path = Path(path).expanduser()
-    return path if path.is_absolute() else _root / path
+    return path if path.is_absolute() else repository() / path
 
 
 def shown(path: str | Path) -> str:
@@ -29,5 +29,5 @@ def shown(path: str | Path) -> str:
     path = Path(path)
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # elsewhere, or the working directory is gone
         return str(path)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from gramgn.app._plan import Job, split_paths
+from gramgn.app._plan import RESUMABLE, Job, split_paths
 from gramgn.app._repository import repository
 from gramgn.tracking import git_state, portable, processor_name, start_record
 from gramgn.training import Precision
@@ -22,6 +26,7 @@ def first_record(
     start = start_record() | {"git": git_state(repository())}
     stored = job.stored or {}
     return {
+        "id": stored.get("id") or secrets.token_hex(8),
         "state": "running",
         "error": None,
         "name": job.config["name"],
@@ -49,6 +54,14 @@ def first_record(
         "wandb": stored.get("wandb"),
         "best": stored.get("best"),
     }
+
+
+def identity(record: Mapping[str, Any]) -> str:
+    """Return what ties checkpoints to a run: its id and everything in its configuration that may not change."""
+    config = {name: value for name, value in record["config"].items() if name not in ("tracking", "resume")}
+    may_change = [key.split(".")[1] for key in RESUMABLE]
+    config["trainer"] = {name: value for name, value in config["trainer"].items() if name not in may_change}
+    return hashlib.sha256(json.dumps([record["id"], config], sort_keys=True).encode()).hexdigest()
 
 
 def dataset_record(data: Any) -> dict[str, Any]:

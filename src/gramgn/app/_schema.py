@@ -5,6 +5,7 @@ Hydra lets ``+optimiser=ggn`` and ``+optimizer.lamda=9`` through, so its own che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -43,8 +44,11 @@ class TrackingConfig:
             raise ConfigError(f"tracking.mode={self.mode!r} must be one of {', '.join(TRACKING_MODES)}{hint}")
         for name in ("init_timeout_s", "finish_timeout_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ConfigError(f"tracking.{name}={value!r} must be a number of seconds above 0")
+        if not isinstance(self.project, str) or not self.project:
+            raise ConfigError(f"tracking.project={self.project!r} must be the name of a W&B project")
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def check_entries(config: Mapping[str, Any]) -> None:
         ConfigError: For an unknown key, with the nearest valid one; a section that is no section; a bad seed.
     """
     check_keys("", config, ENTRIES)
-    for section in (*OBJECT_SECTIONS, "trainer", "tracking"):
+    _check_complete("", config, ENTRIES)
+    for section in (*OBJECT_SECTIONS, "trainer", "tracking", "recipe"):
         if not isinstance(config.get(section), Mapping):
             raise ConfigError(
                 f"{section}={config.get(section)!r} must be one of the choices in conf/{section}"
@@ -103,7 +108,11 @@ def check_entries(config: Mapping[str, Any]) -> None:
     from gramgn.training import TrainerConfig
 
     for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig), ("recipe", Recipe)):
-        check_keys(section, config.get(section) or {}, [field.name for field in fields(schema)])
+        names = [field.name for field in fields(schema)]
+        check_keys(section, config[section], names)
+        if section != "recipe":
+            _check_complete(section, config[section], names)
+    _check_finite("", config)
     seed = config["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
@@ -112,6 +121,22 @@ def check_entries(config: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name}={config[name]!r} must be text (quote a number: {name}='\"1\"') or null"
             )
+
+
+def _check_complete(section: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+    prefix = f"{section}." if section else ""
+    absent = [f"{prefix}{name}" for name in names if name not in given]
+    if absent:
+        raise ConfigError(f"{', '.join(absent)} must not be removed from the configuration")
+
+
+def _check_finite(prefix: str, given: Mapping[str, Any]) -> None:
+    """Refuse nan and inf anywhere: no setting means anything with them."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            _check_finite(f"{prefix}{key}.", value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{prefix}{key}={value} must be a finite number")
 
 
 def check_keys(section: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:

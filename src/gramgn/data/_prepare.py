@@ -27,6 +27,7 @@ from gramgn.progress import say, track
 
 MAX_NAMED = 10
 NUM_EXAMPLES = 3
+UNREADABLE: Stamp = (0, 0)
 
 
 def prepare_set(plan: Plan, index: Index, decoder: Decoder) -> Path:
@@ -158,9 +159,9 @@ def _stamps(root: Path, items: list[Item]) -> dict[str, Stamp]:
         if file not in by_file:
             try:
                 status = (root / file).stat()
-            except OSError as error:
-                raise DataError(f"{root / file}: cannot be read ({error.strerror})") from error
-            by_file[file] = (status.st_size, status.st_mtime_ns)
+                by_file[file] = (status.st_size, status.st_mtime_ns)
+            except OSError:
+                by_file[file] = UNREADABLE  # the decoder says why, and the policy for bad images holds
         stamps[item.path] = by_file[file]
     return stamps
 

@@ -75,6 +75,10 @@ class Unused:
     path: str
     reason: str
 
+    def __post_init__(self) -> None:
+        # On Linux a file's name may be any bytes, which UTF-8 cannot hold: those are kept as escapes.
+        object.__setattr__(self, "path", self.path.encode("utf-8", "backslashreplace").decode())
+
 
 @dataclass(frozen=True)
 class Index:

@@ -132,6 +132,12 @@ def _load(folder: RunFolder, name: str) -> Run:
     if torn:
         raise InputError("its metrics.csv is cut in mid-line")
     run = Run(name, record, rows)
+    if run.part("dataset").get("kind") not in ("real", "synthetic"):
+        raise InputError("its run.json does not say whether its data is real or synthetic")
+    if [row["epoch"] for row in rows] != sorted({row["epoch"] for row in rows}, key=lambda epoch: epoch or 0):
+        raise InputError("its metrics.csv has an epoch twice, or out of order")
+    if any((row["train_s"] or 0) < 0 for row in rows):
+        raise InputError("its metrics.csv has seconds below zero")
     epochs = (run.part("config").get("trainer") or {}).get("epochs")
     last = rows[-1]["epoch"] if rows else 0
     if state == "done" and (not rows or (isinstance(epochs, int) and last != epochs)):

@@ -42,6 +42,8 @@ def call_closure(
             )
         check_modes(next(model.parameters()).device)
         output, num_samples = run(original, args, kwargs)
+        if num_samples == 0:
+            raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
         calls.append((output, num_samples))
         return output
 

@@ -31,6 +31,8 @@ class VmapEngine:
 
     def __init__(self, chunk_size: int | None = None) -> None:
         self.chunk_size = chunk_size
+        # Ways of calling the model that were compared with its own forward; see `_check_per_sample`.
+        self._compared: set[tuple[bool, ...]] = set()
 
     def linearise(
         self, model: nn.Module, params: Mapping[str, Tensor], closure: Closure
@@ -46,6 +48,9 @@ class VmapEngine:
             except RuntimeError as error:
                 error.add_note("This came from torch.func.vmap over samples; engine='loop' does without it.")
                 raise
+            if tuple(batch.batched) not in self._compared:
+                _check_per_sample(model, original, args, kwargs, outputs)
+                self._compared.add(tuple(batch.batched))
             of_outputs.update(blocks)
             leaves.append(outputs.requires_grad_())
             # A copy, so that a closure may change it in place.
@@ -172,6 +177,31 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
         "the model uses tensors that require gradients past its own modules, so they would get no Jacobian: "
         f"{', '.join(unreached) or 'tensors that are no parameters of the model'}. Read parameters as "
         "attributes of the module that owns them in forward, or take engine='loop'"
+    )
+
+
+def _check_per_sample(
+    model: nn.Module, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+) -> None:
+    """Refuse a model whose outputs on the whole batch are not those on single samples.
+
+    Done at the first step, and again where other arguments have one entry for each sample. A model that draws
+    random numbers, such as dropout, is told by two passes that differ, and cannot be compared.
+    """
+    cards = [output.device] if output.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=cards):
+        whole, again = original(*args, **kwargs), original(*args, **kwargs)
+    if not isinstance(whole, Tensor) or not torch.equal(whole, again) or not torch.isfinite(whole).all():
+        return
+    output = output.detach()
+    tolerance = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    if whole.shape == output.shape and bool((whole - output).abs().max() <= tolerance):
+        return
+    raise ValueError(
+        f"{type(model).__name__} gives a sample other outputs within a batch than alone: an output depends on "
+        "other samples (such as x - x.mean(0)), or a tensor that all samples share has as many entries as the "
+        "batch and was split among them. Make every output depend on its own sample only, hand shared tensors "
+        "to the model at construction, or take engine='loop'"
     )
 
 

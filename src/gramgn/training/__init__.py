@@ -1,6 +1,6 @@
 """The training loop: exact clock, exact resume, and every way a run can end."""
 
-from gramgn.training._checkpoint import Checkpoints, load_weights
+from gramgn.training._checkpoint import Checkpoints, digest, load_weights
 from gramgn.training._clock import Clock
 from gramgn.training._config import TrainerConfig
 from gramgn.training._data import Scaling, TensorData
@@ -16,7 +16,6 @@ from gramgn.training._loop import Best, Diverged, Trainer
 from gramgn.training._report import Reporter
 from gramgn.training._seeding import epoch_order, rng_state, seed_everything, set_rng_state
 from gramgn.training._steps import Stepper, StepReport, residuals, takes_model
-from gramgn.training._stop import StopAtOnce, StopFlag, StopRequested, deferred_signals, raising_signals
 
 __all__ = [
     "Best",
@@ -29,19 +28,15 @@ __all__ = [
     "Scaling",
     "StepReport",
     "Stepper",
-    "StopAtOnce",
-    "StopFlag",
-    "StopRequested",
     "TensorData",
     "Trainer",
     "TrainerConfig",
     "apply_settings",
     "choose_device",
-    "deferred_signals",
+    "digest",
     "epoch_order",
     "evaluate",
     "load_weights",
-    "raising_signals",
     "release_memory",
     "residuals",
     "rng_state",

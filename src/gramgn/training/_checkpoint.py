@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ class Checkpoints:
 
     Args:
         folder: Made on first save.
+        identity: Says whose checkpoints these are; one with another identity is refused.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, identity: str = "") -> None:
         self.folder = folder
+        self._identity = identity
 
     def save(self, state: dict[str, Any], *, is_best: bool = False) -> None:
         """Write ``state`` as the last checkpoint and keep the one before it.
@@ -39,7 +40,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         last = self.folder / LAST
         with atomic_file(last) as temporary:
-            torch.save({"format": FORMAT, **state}, temporary)
+            content = {"format": FORMAT, "identity": self._identity, **state}
+            torch.save({**content, "digest": digest(content)}, temporary)
             if last.exists():
                 _link(last, self.folder / PREVIOUS)
         if is_best:
@@ -58,16 +60,14 @@ class Checkpoints:
                 continue
             try:
                 state = _read(path)
-            except (
-                RuntimeError,
-                OSError,
-                EOFError,
-                pickle.UnpicklingError,
-                zipfile.BadZipFile,
-                ValueError,
-            ) as error:
+            except Exception as error:  # a damaged pickle can raise anything; whatever it is, it is told
                 broken.append(f"{path}: {first_line(error)}")
                 continue
+            if self._identity and state["identity"] != self._identity:
+                raise InputError(
+                    f"{path} was not written by this run as its run.json describes it: the checkpoint is another "
+                    "run's, or run.json was edited. Put the right one back, or start a new run"
+                )
             if broken:
                 say(f"checkpoint {broken[0]}\ngoing on from {path} (epoch {state['epoch']}) instead")
             return state
@@ -99,8 +99,34 @@ def _link(source: Path, target: Path) -> None:
     temporary.replace(target)
 
 
+def digest(value: Any) -> str:
+    """Return a sha256 over every tensor's bytes and every plain value; torch does not check what it loads."""
+    sha = hashlib.sha256()
+
+    def add(part: Any) -> None:
+        if isinstance(part, torch.Tensor):
+            sha.update(f"{part.dtype}{list(part.shape)}".encode())
+            sha.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        elif isinstance(part, dict):
+            for key, item in part.items():
+                sha.update(f"{key!r}:".encode())
+                add(item)
+        elif isinstance(part, list | tuple):
+            sha.update(f"{len(part)}[".encode())
+            for item in part:
+                add(item)
+        else:
+            sha.update(repr(part).encode())
+
+    add(value)
+    return sha.hexdigest()
+
+
 def _read(path: Path) -> dict[str, Any]:
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"not a checkpoint of format {FORMAT}")
+    told = state.pop("digest", None)
+    if told != digest(state):
+        raise ValueError("its content is not what was written")
     return state

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 from gramgn.errors import ConfigError
 
-SCALES = ("paper", "laptop", "debug")
 ORDERS = ("shuffle", "cyclic")
 DTYPES = ("float32", "float64")
 
@@ -17,7 +18,7 @@ class TrainerConfig:
     """How long, on what and in which order to train (``conf/trainer/``).
 
     Attributes:
-        scale: Name of the scale the defaults come from; a label in records and figures.
+        scale: Name of the scale the defaults come from; a label in records and figures, any word.
         epochs: Passes over the training split, at least 1.
         batch_size: Samples in a mini-batch, or ``"full"`` for the whole training split. The last, smaller
             batch of an epoch is used, not dropped.
@@ -71,12 +72,25 @@ class TrainerConfig:
             if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
                 given = getattr(self, field.name)
                 problems.append(f"trainer.{field.name}={given!r} must be true or false")
+        for name, example in (("scale", "laptop"), ("device", "auto")):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.:-]+", value):
+                problems.append(f"trainer.{name}={value!r} must be a word, such as {example}")
+        if isinstance(self.threads, int) and self.threads > most_threads():
+            problems.append(
+                f"trainer.threads={self.threads} must be at most {most_threads()}, four for each core of this machine"
+            )
         if problems:
             raise ConfigError("\n".join(problems))
 
     def batch_size_for(self, num_train: int) -> int:
         """Return the number of samples in a whole batch of a training split of ``num_train`` samples."""
         return num_train if self.batch_size == "full" else min(int(self.batch_size), num_train)
+
+
+def most_threads() -> int:
+    """Return the largest number of threads that makes any sense here; far more of them crash torch."""
+    return 4 * (os.cpu_count() or 1)
 
 
 _LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
+from gramgn.stopping import StopAtOnce, StopFlag, StopRequested
 from gramgn.tracking.records import Row, RunFolder
 from gramgn.training._checkpoint import Checkpoints
 from gramgn.training._clock import Clock
@@ -22,7 +24,6 @@ from gramgn.training._meter import EpochMeter
 from gramgn.training._report import Reporter, Schedule
 from gramgn.training._seeding import epoch_order, rng_state, set_rng_state
 from gramgn.training._steps import Stepper
-from gramgn.training._stop import StopAtOnce, StopFlag, StopRequested
 
 
 class Diverged(RuntimeError):  # noqa: N818 - an outcome that is recorded, see DESIGN: divergence is normal
@@ -61,9 +62,13 @@ class Trainer:
         config: The trainer's settings.
         seed: The run's seed; the order of the data is a function of it and the epoch.
         folder: The run's folder; metrics.csv and checkpoints go there.
+        identity: Of the run and its configuration; kept in its checkpoints.
         clock: Started with the job, so that its start-up part holds what came before.
         mirror: Given each new row of metrics.csv once its checkpoint is on disk.
         reporter: Tells a person how far the run is.
+
+    Raises:
+        ConfigError: If every batch would be too small for the network.
     """
 
     def __init__(
@@ -75,6 +80,7 @@ class Trainer:
         *,
         seed: int,
         folder: RunFolder,
+        identity: str,
         clock: Clock,
         mirror: Callable[[list[Row]], None],
         reporter: Reporter,
@@ -83,29 +89,58 @@ class Trainer:
         self.seed, self.folder, self.clock = seed, folder, clock
         self.position = Position()
         self._mirror, self.reporter = mirror, reporter
-        self._checkpoints = Checkpoints(folder.checkpoint_dir)
+        self._checkpoints = Checkpoints(folder.checkpoint_dir, identity)
         self._memory = PeakMemory(data.device)
         self._stepper = Stepper(model, optimizer)
         self._batch_size = config.batch_size_for(data.size("train"))
         self._last_info: StepInfo | None = None
         # One sample has no batch statistics; such a last batch is skipped and counted (G05).
         self._least_batch = 2 if getattr(model, "batch_statistics", False) else 1
+        if self._batch_size < self._least_batch:
+            raise ConfigError(
+                f"trainer.batch_size={self._batch_size}: one sample has no batch statistics, so that "
+                f"{type(model).__name__} could take no step; use at least {self._least_batch}"
+            )
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch, the last, smaller one included."""
         return math.ceil(self.data.size("train") / self._batch_size)
 
-    def resume(self) -> bool:
+    def resume(self, *, was_done: bool) -> bool:
         """Go back to the last loadable checkpoint and cut metrics.csv to it; False if there is none yet.
 
+        Args:
+            was_done: Whether the run had come to its end; then there must be a checkpoint.
+
         Raises:
-            InputError: If checkpoints are there and none of them loads.
+            InputError: If no checkpoint fits the run, or metrics.csv lacks epochs before it; the records are
+                as they were.
         """
         state = self._checkpoints.load(self.reporter.say)
-        self.folder.truncate_metrics(state["epoch"] if state else 0)
+        recorded = {int(row["epoch"] or 0) for row in self.folder.read_metrics()}
         if state is None:
+            if was_done or max(recorded, default=0) > 1:
+                raise InputError(
+                    f"{self.folder.metrics_csv} has {len(recorded)} epochs, but the checkpoints are gone from "
+                    f"{self.folder.checkpoint_dir}: put them back, or start a new run"
+                )
+            self.folder.truncate_metrics(0)
             return False
+        lost = sorted(set(range(1, state["epoch"] + 1)) - recorded)
+        if lost:
+            raise InputError(
+                f"{self.folder.metrics_csv} lacks epoch {lost[0]}, which the checkpoint (epoch {state['epoch']}) "
+                "comes after: put the file back, or start a new run"
+            )
+        try:
+            self._restore(state)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"the checkpoint does not fit this run: {first_line(error)}") from error
+        self.folder.truncate_metrics(state["epoch"])
+        return True
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.clock.load_state_dict(state["clock"])
@@ -117,7 +152,6 @@ class Trainer:
             meter=EpochMeter(**state["meter"]),
             best=Best(**state["best"]),
         )
-        return True
 
     def fit(self, stop: StopFlag) -> None:
         """Train until ``config.epochs`` epochs are done.

@@ -55,11 +55,11 @@ class EpochMeter:
 
     def row(self, target_std: float) -> dict[str, Any]:
         """Return the columns of metrics.csv that come from the steps; maes in the data's unit."""
-        samples, steps = max(self.samples, 1), max(self.steps, 1)
+        samples, steps = self.samples, max(self.steps, 1)
         solver = self.step_norm is not None
         return {
-            "train_loss": self.loss / samples,
-            "train_mae": self.absolute_error / samples * target_std,
+            "train_loss": self.loss / samples if samples else None,
+            "train_mae": self.absolute_error / samples * target_std if samples else None,
             "grad_norm": _mean(self.grad_norm, steps),
             "step_norm": _mean(self.step_norm, steps),
             "predicted_decrease": _mean(self.predicted_decrease, steps),

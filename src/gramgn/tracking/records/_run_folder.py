@@ -221,7 +221,11 @@ class RunFolder:
         # Not at the top: Windows has no such module, and everything else here works there.
         import fcntl
 
-        with self._lock_file.open("ab") as file:
+        try:
+            opened = self._lock_file.open("ab")
+        except OSError as error:
+            raise InputError(f"cannot write {self._lock_file}: {error.strerror or error}") from error
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

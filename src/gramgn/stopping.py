@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM: stop at the next step, with a checkpoint, instead of anywhere."""
+"""Ctrl-C and SIGTERM: where they may interrupt, and what a second and a third one do."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from types import FrameType
 
 
 class StopRequested(BaseException):
-    """The user or the system asked the run to stop.
+    """The user or the system asked the program to stop.
 
     Attributes:
         signum: The signal that asked.
@@ -28,7 +29,7 @@ class StopAtOnce(StopRequested):
 
 
 class StopFlag:
-    """Set by the first signal; a second one raises :class:`StopAtOnce`."""
+    """Says whether a signal has come."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -38,32 +39,45 @@ class StopFlag:
         if self.signum is not None:
             raise StopRequested(self.signum)
 
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signum is not None:
-            raise StopAtOnce(signum)
-        self.signum = signum
-
 
 @contextmanager
 def deferred_signals() -> Iterator[StopFlag]:
-    """Inside, SIGINT and SIGTERM set the flag that is handed out; outside, they do what they did before.
+    """Inside, SIGINT and SIGTERM set the flag that is handed out, to be looked at where stopping is safe.
 
-    In a thread other than the main one, where Python allows no handlers, the flag is simply never set.
+    A second signal raises :class:`StopAtOnce`, a third ends the process.
     """
     flag = StopFlag()
-    with _handlers(flag._on_signal):
+    with _handlers(_Stages(flag, defer_first=True)):
         yield flag
 
 
 @contextmanager
 def raising_signals() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise :class:`StopAtOnce`: for work that can be done again."""
+    """Inside, SIGINT and SIGTERM raise :class:`StopAtOnce`: for work that can be done again.
 
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        raise StopAtOnce(signum)
-
-    with _handlers(on_signal):
+    A second signal, while what the first interrupted is being cleaned up, ends the process: cleaning up that
+    is itself interrupted would leave worker processes behind and wait for them forever.
+    """
+    with _handlers(_Stages(StopFlag(), defer_first=False)):
         yield
+
+
+class _Stages:
+    """What the next signal does: set the flag, raise, end the process."""
+
+    def __init__(self, flag: StopFlag, *, defer_first: bool) -> None:
+        self._flag = flag
+        self._defer_first = defer_first
+        self._raised = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self._defer_first and self._flag.signum is None:
+            self._flag.signum = signum
+        elif not self._raised:
+            self._raised = True
+            raise StopAtOnce(signum)
+        else:
+            os._exit(128 + signum)
 
 
 @contextmanager
