@@ -73,6 +73,7 @@ class Accumulator:
         self.b, self.k = num_samples, num_residuals
         self.expected = dict(expected)
         self.blocks: dict[str, Tensor] = {}
+        self.orders: dict[str, tuple[int, ...]] = {}
         self.factors: dict[object, Factors] = {}
         self._multiplied: set[str] = set()
         device = next(iter(params.values())).device
@@ -81,8 +82,12 @@ class Accumulator:
 
     def add_block(self, name: str, block: Tensor, j: int) -> None:
         """Add per-sample gradients [b, *shape] of residual j; the last one expected is multiplied at once."""
-        block = block.reshape(self.b, -1)
         held = self.blocks.get(name)
+        if held is None and self.k == 1:
+            block, self.orders[name] = _in_memory_order(block)
+        elif name in self.orders:
+            block = block.permute(0, *(d + 1 for d in self.orders[name]))
+        block = block.reshape(self.b, -1)
         if self.k == 1:
             # Never in place: a bias's block may be the very gradient that autograd goes on with.
             self.blocks[name] = block if held is None else held + block
@@ -117,6 +122,14 @@ class Accumulator:
         with full_precision_products():
             for factors in self.factors.values():
                 self.G += factors.gram().to(self.G.device)
+
+    def in_order(self, name: str, flat: Tensor) -> Tensor:
+        """Return one row of a block in the shape of its parameter."""
+        shape, order = self.params[name].shape, self.orders.get(name)
+        if order is None:
+            return flat.view(shape)
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return flat.view([shape[d] for d in order]).permute(inverse)
 
     def _multiply(self, names: list[str]) -> None:
         if not names:
@@ -159,12 +172,21 @@ class StreamLinearisation:
             for name, block in parts.blocks.items():
                 dtype = product_dtype(block.dtype)
                 rows = block.reshape(parts.b * parts.k, -1).to(dtype)
-                pulled[name] = u.to(block.device, dtype) @ rows
+                pulled[name] = parts.in_order(name, u.to(block.device, dtype) @ rows)
         return [
-            pulled[name].view_as(param).to(param.dtype) if name in pulled else torch.zeros_like(param)
+            pulled[name].to(param.dtype) if name in pulled else torch.zeros_like(param)
             for name, param in parts.params.items()
         ]
 
 
 def _float64(matrix: Tensor) -> Tensor:
     return matrix.to(float64_home(matrix.device)).to(torch.float64)
+
+
+def _in_memory_order(block: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a block [b, ...] with its dimensions as they lie in memory, and their order without b's.
+
+    G does not depend on the order of the parameters' entries, so no block is copied for it.
+    """
+    order = sorted(range(1, block.ndim), key=block.stride, reverse=True)
+    return block.permute(0, *order), tuple(d - 1 for d in order)

@@ -4,8 +4,8 @@ Two ways, chosen by shape alone so that two runs use the same kernels:
 
 - grouped: the library's own weight gradient, with the samples as groups. As fast as the gradient of the whole
   batch on large planes.
-- columns: patches of a few samples at a time (about 2 MB), times the output's gradient. Faster for few input
-  channels and for small planes.
+- columns: patches of a few samples at a time (about 2 MB), times the output's gradient. Faster on CPU for few
+  and for many input channels and for strides.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.nn.modules.conv import _ConvNd
 from gramgn.optim._stream._buffers import Buffers
 
 COLUMNS_BYTES = 2 * 2**20
-SMALL_PLANE = 8 * 8
-FEW_CHANNELS = 4
+LEAST_SAMPLES = 4
+"""At a time: a product of one sample's matrices alone does not use several threads well."""
+FEW_CHANNELS, MANY_CHANNELS = 4, 64
 
 
 def blocks(
@@ -51,8 +52,10 @@ def _padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def _prefers_columns(conv: _ConvNd, grad: Tensor) -> bool:
     """The static rule."""
-    few = conv.in_channels <= FEW_CHANNELS or math.prod(grad.shape[2:]) <= SMALL_PLANE
-    return few and conv.groups == 1 and len(conv.kernel_size) == 2 and grad.device.type == "cpu"
+    if conv.groups > 1 or len(conv.kernel_size) != 2 or grad.device.type != "cpu":
+        return False
+    few_or_many = not FEW_CHANNELS < conv.in_channels < MANY_CHANNELS
+    return few_or_many or max(conv.stride) > 1
 
 
 def _grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _: Buffers) -> Tensor:
@@ -61,8 +64,8 @@ def _grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _
     # Only the shape of the weight matters.
     weight = grad.new_empty(1).expand(b * conv.weight.shape[0], *conv.weight.shape[1:])
     block = torch.ops.aten.convolution_backward(
-        grad.reshape(1, -1, *grad.shape[2:]),
-        x.reshape(1, -1, *x.shape[2:]),
+        grad.contiguous().view(1, -1, *grad.shape[2:]),
+        x.contiguous().view(1, -1, *x.shape[2:]),
         weight,
         None,
         conv.stride,
@@ -77,24 +80,32 @@ def _grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _
 
 
 def _columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], buffers: Buffers) -> Tensor:
-    """Return [b, *weight.shape] as grad [O, plane] times patches [plane, C kernel], some samples at a time."""
+    """Return [b, *weight.shape] as grad [O, plane] times patches [plane, kernel C], some samples at a time.
+
+    With the channels last, the patches are copied in long runs, and no layout has to be turned round.
+    """
+    x = x.contiguous(memory_format=torch.channels_last)
     if any(padding):
         x = F.pad(x, [p for size in reversed(padding) for p in (size, size)])
-    b, (C, O), plane = len(x), (x.shape[1], grad.shape[1]), grad.shape[2:]
-    patch, size = (C, *conv.kernel_size), C * math.prod(conv.kernel_size)
-    spread = (conv.dilation[i] * x.stride(i + 2) for i in range(2))
-    strides = (*x.stride()[:2], *spread, *(conv.stride[i] * x.stride(i + 2) for i in range(2)))
-    patches = x.as_strided((b, *patch, *plane), strides)
-    step = max(1, min(b, COLUMNS_BYTES // (size * math.prod(plane) * x.element_size())))
-    columns = buffers.get("columns", (step, *patch, *plane), x)
-    D = grad.reshape(b, O, -1)
+    (b, C), (O, *plane), kernel = x.shape[:2], grad.shape[1:], conv.kernel_size
+    to_sample, to_channel, to_row, to_column = x.stride()
+    along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
+    within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
+    patches = x.as_strided((b, *plane, *kernel, C), (to_sample, *along, *within, to_channel))
+    num_places, size = math.prod(plane), math.prod(kernel) * C
+    step = min(b, max(LEAST_SAMPLES, COLUMNS_BYTES // (size * num_places * x.element_size())))
+    columns = buffers.get("columns", (step, num_places, size), x)
+    D = _by_channel(grad)
     block = D.new_empty(b, O, size)
     for start in range(0, b, step):
         n = min(step, b - start)
-        columns[:n].copy_(patches[start : start + n])
-        torch.bmm(
-            D[start : start + n],
-            columns[:n].view(n, size, -1).transpose(1, 2),
-            out=block[start : start + n],
-        )
-    return block.view(b, *conv.weight.shape)
+        columns[:n].view(n, *plane, *kernel, C).copy_(patches[start : start + n])
+        torch.bmm(D[start : start + n], columns[:n], out=block[start : start + n])
+    return block.view(b, O, *kernel, C).permute(0, 1, 4, 2, 3)
+
+
+def _by_channel(grad: Tensor) -> Tensor:
+    """Return [b, O, places] of a gradient in either memory format, as a view."""
+    if grad.is_contiguous(memory_format=torch.channels_last):
+        return grad.permute(0, 2, 3, 1).flatten(1, 2).transpose(1, 2)
+    return grad.reshape(*grad.shape[:2], -1)
