@@ -24,6 +24,8 @@ class Case:
     inputs: Callable[[], tuple[Tensor, ...]]
     residual: Callable[[Tensor], Tensor] | None = None
     """Output to residual; None: output minus random targets of its shape."""
+    vmap: bool = True
+    """Whether ``torch.func.vmap`` can run it; it lacks some in-place operations."""
 
     def make(self) -> Problem:
         """Return the case with fixed random numbers, all parameters moved away from special values."""
@@ -296,8 +298,13 @@ def norms() -> nn.Module:
 
 def unknown_layers() -> nn.Module:
     return nn.Sequential(
-        nn.ConvTranspose2d(2, 3, 3), nn.PReLU(3), nn.Flatten(2), nn.Linear(16, 2),
-        nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6, 2),
+        nn.ConvTranspose2d(2, 3, 3),
+        nn.PReLU(3),
+        nn.Flatten(2),
+        nn.Linear(16, 2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(6, 2),
     )
 
 
@@ -344,13 +351,14 @@ CASES = (
     Case("padded_convolutions_one_sample", padded_convolutions, images(b=1, channels=5, size=11)),
     Case("strided_columns", built(strided_columns, 2, 8, 8), images(channels=2)),
     Case("convolution_twice", ConvolutionTwice, images(channels=2)),
-    Case("in_place", InPlace, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),)),
+    Case("in_place", InPlace, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),), vmap=False),
     Case("attention", Attention, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),)),
     Case("outside_the_layers", OutsideTheLayers, vectors(size=4)),
     Case("padded_tokens", PaddedTokens, lambda: (torch.randint(0, 7, (6, 3)),)),
     Case("norms", norms, lambda: (torch.randn(3, 2, 5, dtype=torch.float64),)),
-    Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2)),
-    Case("unknown_layers_one_sample", unknown_layers, images(b=1, channels=2, size=2)),
+    Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2), vmap=False),
+    Case("unknown_layers_one_sample", unknown_layers, images(b=1, channels=2, size=2), vmap=False),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
 )
+VMAP_CASES = tuple(case for case in CASES if case.vmap)
 CASES_BY_NAME = {case.name: case for case in CASES}

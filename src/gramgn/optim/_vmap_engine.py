@@ -6,7 +6,7 @@ q is the number of outputs of one sample, k the number of residuals (k = q in mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch

@@ -106,7 +106,7 @@ class Backward:
         assert self._output is not None
         torch.autograd.grad(
             self._output,
-            self._inputs,
+            self._inputs,  # type: ignore[arg-type]
             slopes.reshape(self._output.shape),
             retain_graph=keep,
             allow_unused=True,
@@ -158,15 +158,15 @@ class Backward:
             )
 
     def _hook_uses(self) -> None:
-        for i, (name, use) in enumerate(self._uses):
+        for i, (_, use) in enumerate(self._uses):
+            # The hook knows a number, not the node: a node that leads to itself through Python is never freed.
+            use.node.register_prehook(lambda grads, i=i: self._receive_use(i, grads[0]))
 
-            def receive(grads: tuple[Tensor | None, ...], i: int = i, name: str = name, use: Use = use) -> None:
-                (grad,) = grads
-                if grad is None or self._mixing.sees((name, i, self.b, use.node.name()), grad):
-                    return
-                self._sums.add_block(name, _elementwise.block(use, self.params[name], grad), self._j)
-
-            use.node.register_prehook(receive)
+    def _receive_use(self, i: int, grad: Tensor | None) -> None:
+        name, use = self._uses[i]
+        if grad is None or self._mixing.sees((name, i, self.b, use.node.name()), grad):
+            return
+        self._sums.add_block(name, _elementwise.block(use, self.params[name], grad), self._j)
 
     def _choose_inputs(self, graph: Graph) -> None:
         """Ask autograd for the gradients at the deepest places only: those on the way are seen by hooks."""
@@ -208,7 +208,11 @@ class Backward:
 
     def clear(self) -> None:
         """Let the graph go: its hooks lead back here."""
-        self.calls, self._inputs, self._uses, self._output = [], [], [], None
+        for call in self.calls:
+            call.release()
+            call.edges.clear()
+        self.calls.clear()
+        self._inputs, self._uses, self._output = [], [], None
         self._stash.clear()
 
 

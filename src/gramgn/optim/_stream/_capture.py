@@ -76,7 +76,9 @@ class Call:
 
 def start_call(owner: Owner, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the record of a call that is about to happen."""
-    args, kwargs = pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+    )
     versions = [leaf._version for leaf in _tensors((args, kwargs))]
     return Call(owner, module, args, kwargs, versions, torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
@@ -101,15 +103,17 @@ def end_call(call: Call, output: Any, receive: Receive) -> Any:
 
 
 @contextmanager
-def recorded_calls(owners: Sequence[Owner], model: nn.Module, receive: Receive) -> Iterator[list[Call]]:
+def recorded_calls(
+    owners: Sequence[Owner], model: nn.Module, calls: list[Call], receive: Receive
+) -> Iterator[None]:
     """Record the calls of all owners but the model itself, in the order in which they end.
 
     Args:
         owners: Whose calls to record.
         model: The network.
+        calls: Where to put the records.
         receive: Told of the gradients of their outputs, in a backward pass later.
     """
-    calls: list[Call] = []
     handles = []
     try:
         for owner in owners:
@@ -120,7 +124,7 @@ def recorded_calls(owners: Sequence[Owner], model: nn.Module, receive: Receive) 
                 handles.append(
                     owner.module.register_forward_hook(recorder.after, prepend=True, with_kwargs=True)
                 )
-        yield calls
+        yield
     finally:
         for handle in handles:
             handle.remove()

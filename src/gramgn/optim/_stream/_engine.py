@@ -80,7 +80,7 @@ def _recorded_forward(
     replaced = getattr(original, "__func__", None) is not type(model).forward
     owners = find_owners(model, params, replaced=replaced)
     root = next((owner for owner in owners if owner.module is model), None)
-    with recorded_calls(owners, model, backward.receive) as calls:
+    with recorded_calls(owners, model, backward.calls, backward.receive):
         if root is None:
             output = original(*args, **kwargs)
         else:
@@ -88,8 +88,7 @@ def _recorded_forward(
             before = random_state(call)
             output = end_call(call, original(*args, **kwargs), backward.receive)
             call.random = not torch.equal(before, random_state(call))
-            calls.append(call)
+            backward.calls.append(call)
     if not isinstance(output, Tensor):
         raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
-    backward.calls = calls
     return output

@@ -41,7 +41,7 @@ def blocks(call: Call, grads: dict[int, Tensor], prefix: str = "") -> Blocks:
             leaves = [leaf for leaf in pytree.tree_leaves(output) if is_differentiable(leaf)]
             return tuple(leaves[place] for place in places)
 
-        values, pull = vjp(outputs, trained)
+        values, pull = vjp(outputs, trained)  # type: ignore[misc]
         (pulled,) = pull(tuple(grad.reshape(value.shape) for grad, value in zip(grads, values, strict=True)))
         return pulled
 
@@ -55,4 +55,3 @@ def blocks(call: Call, grads: dict[int, Tensor], prefix: str = "") -> Blocks:
         )
         raise
     return {name.removeprefix(prefix): block for name, block in pulled.items()}
-

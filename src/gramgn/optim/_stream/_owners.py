@@ -12,6 +12,14 @@ from gramgn.optim._stream._registry import RULES, Rule
 
 # They read the parameters of their children without calling them.
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
+# They are never called on a batch themselves.
+CONTAINERS = (
+    parametrize.ParametrizationList,
+    nn.ParameterList,
+    nn.ParameterDict,
+    nn.ModuleList,
+    nn.ModuleDict,
+)
 
 
 @dataclass(eq=False)
@@ -73,8 +81,6 @@ def _answering(path: str, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _is_bypassed(module: nn.Module, parent: nn.Module | None) -> bool:
-    return (
-        isinstance(module, (parametrize.ParametrizationList, nn.ParameterList, nn.ParameterDict))
-        or isinstance(module, (nn.ModuleList, nn.ModuleDict))
-        or isinstance(parent, (READ_THEIR_CHILDREN, parametrize.ParametrizationList))
+    return isinstance(module, CONTAINERS) or isinstance(
+        parent, (*READ_THEIR_CHILDREN, parametrize.ParametrizationList)
     )

@@ -15,7 +15,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from gramgn.optim._stream._buffers import Buffers
@@ -47,7 +47,7 @@ def _padded(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         return x, tuple(conv.padding)
     mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
     amount = conv._reversed_padding_repeated_twice
-    return (F.pad(x, amount, mode=mode) if any(amount) else x), (0,) * len(conv.kernel_size)
+    return (functional.pad(x, amount, mode=mode) if any(amount) else x), (0,) * len(conv.kernel_size)
 
 
 def _prefers_columns(conv: _ConvNd, grad: Tensor) -> bool:
@@ -86,8 +86,8 @@ def _columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], b
     """
     x = x.contiguous(memory_format=torch.channels_last)
     if any(padding):
-        x = F.pad(x, [p for size in reversed(padding) for p in (size, size)])
-    (b, C), (O, *plane), kernel = x.shape[:2], grad.shape[1:], conv.kernel_size
+        x = functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
+    (b, C), (num_out, *plane), kernel = x.shape[:2], grad.shape[1:], conv.kernel_size
     to_sample, to_channel, to_row, to_column = x.stride()
     along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
     within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
@@ -96,12 +96,12 @@ def _columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], b
     step = min(b, max(LEAST_SAMPLES, COLUMNS_BYTES // (size * num_places * x.element_size())))
     columns = buffers.get("columns", (step, num_places, size), x)
     D = _by_channel(grad)
-    block = D.new_empty(b, O, size)
+    block = D.new_empty(b, num_out, size)
     for start in range(0, b, step):
         n = min(step, b - start)
         columns[:n].view(n, *plane, *kernel, C).copy_(patches[start : start + n])
         torch.bmm(D[start : start + n], columns[:n], out=block[start : start + n])
-    return block.view(b, O, *kernel, C).permute(0, 1, 4, 2, 3)
+    return block.view(b, num_out, *kernel, C).permute(0, 1, 4, 2, 3)
 
 
 def _by_channel(grad: Tensor) -> Tensor:

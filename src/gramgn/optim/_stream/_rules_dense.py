@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from gramgn.optim._stream._buffers import Buffers
 
 
-def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> dict[str, Tensor]:
+def linear(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers
+) -> dict[str, Tensor]:
     """Per-sample gradients of y = x W^T + c for x [b, ..., in]: sums over the middle dimensions."""
     b = len(x)
     D, A = grad.reshape(b, -1, grad.shape[-1]), x.reshape(b, -1, x.shape[-1])

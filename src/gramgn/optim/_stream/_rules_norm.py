@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -17,7 +17,7 @@ Blocks = dict[str, Tensor]
 def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
     """Per-sample gradients [b, C] of group normalisation of x [b, C, ...]."""
     norm = cast(nn.GroupNorm, module)
-    return _by_channel(F.group_norm(x, norm.num_groups, eps=norm.eps), grad, names)
+    return _by_channel(functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names)
 
 
 def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
@@ -25,14 +25,16 @@ def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[s
     norm = cast(_InstanceNorm, module)
     own = norm.training or not norm.track_running_stats
     stats = (None, None) if own else (norm.running_mean, norm.running_var)
-    return _by_channel(F.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
+    return _by_channel(functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
 
 
 def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
     """Per-sample gradients [b, C] of batch normalisation with frozen statistics of x [b, C, ...]."""
     norm = cast(_BatchNorm, module)
     return _by_channel(
-        F.batch_norm(x, norm.running_mean, norm.running_var, training=False, eps=norm.eps), grad, names
+        functional.batch_norm(x, norm.running_mean, norm.running_var, training=False, eps=norm.eps),
+        grad,
+        names,
     )
 
 
@@ -42,7 +44,7 @@ def layer_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str]
     shape = tuple(norm.normalized_shape)
     blocks = {}
     if "weight" in names:
-        normal = F.layer_norm(x, shape, eps=norm.eps)
+        normal = functional.layer_norm(x, shape, eps=norm.eps)
         blocks["weight"] = (grad * normal).reshape(len(x), -1, *shape).sum(dim=1)
     if "bias" in names:
         blocks["bias"] = grad.reshape(len(x), -1, *shape).sum(dim=1)
