@@ -253,6 +253,7 @@ def test_copies_hold_no_buffers() -> None:
     again = pickle.loads(pickle.dumps((model, copied)))[1]
     for other in (copied, again):
         assert not other._engine._buffers._flat
+        assert not other._engine._buffers._kept
     copied.step(lambda: model(*problem.args))
 
 

@@ -76,6 +76,7 @@ class Backward:
                 self._pass(slopes[:, self._j], keep=self._j < k - 1)
         self._mixing.finish()
         self._sums.finish()
+        self._buffers.keep(self._sums.blocks)
         return self._sums
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
@@ -98,6 +99,7 @@ class Backward:
                 *(names[local] if local in call.active else None for local in ("weight", "bias")),
             )
         else:
+            self._buffers.free(names[local] for local in call.active)
             blocks = call.owner.rule.blocks(call.owner.module, x, grad, call.active, self._buffers)
             for local, block in blocks.items():
                 self._sums.add_block(names[local], block, self._j)

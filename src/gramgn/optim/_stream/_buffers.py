@@ -1,6 +1,8 @@
-"""Memory that is used again in the next step."""
+"""Memory that is used again in the next step: fresh memory costs more than what is written into it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -11,6 +13,16 @@ class Buffers:
 
     def __init__(self) -> None:
         self._flat: dict[str, Tensor] = {}
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self, blocks: dict[str, Tensor]) -> None:
+        """Hold the blocks of a finished step until the next step forms its own."""
+        self._kept = dict(blocks)
+
+    def free(self, names: Iterable[str]) -> None:
+        """Let the last step's blocks go right before new ones of the same sizes are made in their place."""
+        for name in names:
+            self._kept.pop(name, None)
 
     def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised contiguous tensor; the one returned before by this name is overwritten.
@@ -31,6 +43,7 @@ class Buffers:
     def clear(self) -> None:
         """Give the memory back."""
         self._flat.clear()
+        self._kept.clear()
 
     def __getstate__(self) -> dict[str, dict[str, Tensor]]:
-        return {"_flat": {}}
+        return {"_flat": {}, "_kept": {}}

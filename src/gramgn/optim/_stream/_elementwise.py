@@ -38,13 +38,11 @@ def block(use: Use, param: Tensor, grad: Tensor) -> Tensor:
 
 def _reduced_product(grad: Tensor, other: Tensor, shape: torch.Size) -> Tensor:
     if shape.numel() == 1 and other.shape == grad.shape:
-        # A dot product for each sample, without the product in memory.
-        b = len(grad)
         if grad.stride() == other.stride():
             # As they lie in memory, so that flattening copies nothing.
             order = sorted(range(1, grad.ndim), key=grad.stride, reverse=True)
             grad, other = grad.permute(0, *order), other.permute(0, *order)
-        return (grad.reshape(b, 1, -1) @ other.reshape(b, -1, 1)).view(b, *shape)
+        return torch.linalg.vecdot(grad.flatten(1), other.flatten(1)).view(len(grad), *shape)
     return _reduced(grad * other, shape)
 
 
