@@ -357,6 +357,43 @@ def test_a_zero_last_layer() -> None:
         assert_right(problem, engine)
 
 
+def test_unbatched_layers_are_refused() -> None:
+    model = Free(lambda layer, x: layer(x)).double()
+    for inner in (nn.Conv2d(1, 1, 3), nn.InstanceNorm1d(1, affine=True)):
+        model.layer = inner.double()
+        model.run = lambda layer, x: layer(
+            x.squeeze(1) if isinstance(layer, nn.Conv2d) else x[:, 0, 0]
+        ).sum()[None]
+        x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
+        with pytest.raises(ValueError, match="without a dimension for samples"):
+            StreamEngine().linearise(model, dict(model.named_parameters()), lambda x=x: model(x))
+
+
+def test_masks_that_are_no_numbers_may_multiply_a_parameter() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x > 0) * self.scale * x).sum(dim=1)
+
+    assert_right(Problem(Gate().double(), (torch.randn(5, 3, dtype=torch.float64),), torch.sin))
+
+
+@pytest.mark.parametrize("name", ["mlp_three_outputs", "used_twice", "resnet_fixup"])
+def test_bfloat16_blocks_are_multiplied_in_float32(name: str) -> None:
+    problem = CASES_BY_NAME[name].make()
+    model = copy.deepcopy(problem.model).bfloat16()
+    args = tuple(arg.bfloat16() for arg in problem.args)
+    J = StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(*args).float())
+    rows = torch.stack(
+        [torch.cat([d.flatten() for d in J.vjp(row)]).double() for row in torch.eye(J.residual.numel())]
+    )
+    assert relative_error(J.gram(), rows @ rows.T) < 0.02
+    assert all(d.dtype == torch.bfloat16 for d in J.vjp(J.residual.flatten()))
+
+
 def test_chunk_size_is_refused() -> None:
     with pytest.raises(ValueError, match="chunk_size is an option of engine='vmap'"):
         GramGaussNewton(nn.Linear(3, 1), lam=1.0, alpha=0.3, engine="stream", chunk_size=4)

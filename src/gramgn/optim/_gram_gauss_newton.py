@@ -56,8 +56,11 @@ class GramGaussNewton(torch.optim.Optimizer):
         alpha: alpha of the paper, >= 0; 0 is the minimum-norm step.
         damping_convention: ``"sum"``: alpha stands beside the sum J J^T, as the formula is printed.
             ``"mean"``: beside the mean J J^T / b, as the mean square loss suggests: alpha_sum = alpha b.
-        chunk_size: Samples at a time while J is formed; None: the whole batch. Results agree to rounding.
-        engine: ``"vmap"``, or ``"loop"``: one backward pass for each row, for tests and odd networks.
+        chunk_size: Samples at a time while J is formed, for ``engine="vmap"``; None: the whole batch. Results
+            agree to rounding.
+        engine: ``"vmap"``; ``"stream"``: J layer by layer in one backward pass, the less memory and time the
+            wider the linear layers (its J stays in memory for the next step); or ``"loop"``: one backward
+            pass for each row, for tests and odd networks.
 
     Attributes:
         counts: How often: ``steps`` in all, each status of ``StepInfo``, and ``ill_conditioned``.

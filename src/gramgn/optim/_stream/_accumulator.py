@@ -36,9 +36,9 @@ class Factors:
     def gram(self) -> Tensor:
         """Return (A A^T + 1) o (D D^T) [b k, b k], the 1 for the bias, without forming a block."""
         k = self.D.shape[1]
-        D = self.D.flatten(end_dim=1)
+        A, D = (factor.to(product_dtype(factor.dtype)) for factor in (self.A, self.D.flatten(end_dim=1)))
         of_gradients = _float64(D @ D.T)
-        of_inputs = _float64(self.A @ self.A.T) if self.weight else torch.zeros(1, 1).to(of_gradients)
+        of_inputs = _float64(A @ A.T) if self.weight else of_gradients.new_zeros(1, 1)
         if self.bias:
             of_inputs = of_inputs + 1
         if k > 1 and len(of_inputs) > 1:
@@ -47,10 +47,11 @@ class Factors:
 
     def vjp(self, u: Tensor) -> dict[str, Tensor]:
         """Return D^T diag(u) A and D^T u by name, for u [b, k]."""
-        D_u = torch.einsum("bk,bko->bo", u, self.D)
+        dtype = product_dtype(self.D.dtype)
+        D_u = torch.einsum("bk,bko->bo", u.to(dtype), self.D.to(dtype))
         pulled = {}
         if self.weight:
-            pulled[self.weight] = D_u.T @ self.A
+            pulled[self.weight] = D_u.T @ self.A.to(dtype)
         if self.bias:
             pulled[self.bias] = D_u.sum(dim=0)
         return pulled
@@ -168,7 +169,7 @@ class StreamLinearisation:
         pulled: dict[str, Tensor] = {}
         with full_precision_products():
             for factors in parts.factors.values():
-                pulled |= factors.vjp(u.to(factors.D.device, factors.D.dtype).view(parts.b, parts.k))
+                pulled |= factors.vjp(u.to(factors.D.device).view(parts.b, parts.k))
             for name, block in parts.blocks.items():
                 dtype = product_dtype(block.dtype)
                 rows = block.reshape(parts.b * parts.k, -1).to(dtype)

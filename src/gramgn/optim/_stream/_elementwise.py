@@ -28,7 +28,7 @@ def block(use: Use, param: Tensor, grad: Tensor) -> Tensor:
     """Return the per-sample gradients [b, *param.shape], given that of the node's output [b, ...]."""
     if use.node.name() == MUL:
         other = use.node._saved_other if use.place == 0 else use.node._saved_self
-        return _reduced_product(grad, other, param.shape)
+        return _reduced_product(grad, other.to(grad.dtype), param.shape)
     factor = use.node._saved_alpha if use.place == 1 else 1
     if use.node.name() == SUB and use.place == 1:
         factor = -factor

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._stream._shapes import check_batched
 
 COLUMNS_BYTES = 2 * 2**20
 LEAST_SAMPLES = 4
@@ -31,6 +32,7 @@ def blocks(
 ) -> dict[str, Tensor]:
     """Per-sample gradients of a convolution of x [b, C, *plane] with gradient [b, O, *out_plane]."""
     conv = cast(_ConvNd, module)
+    check_batched(x, len(conv.kernel_size) + 2)
     result = {}
     if "bias" in names:
         result["bias"] = grad.flatten(2).sum(dim=2)

@@ -10,8 +10,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._stream._shapes import check_batched
 
 Blocks = dict[str, Tensor]
+
+NDIM: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 
 def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
@@ -23,6 +26,7 @@ def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str]
 def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
     """Per-sample gradients [b, C] of instance normalisation of x [b, C, ...]."""
     norm = cast(_InstanceNorm, module)
+    check_batched(x, NDIM[type(module)])
     own = norm.training or not norm.track_running_stats
     stats = (None, None) if own else (norm.running_mean, norm.running_var)
     return _by_channel(functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
