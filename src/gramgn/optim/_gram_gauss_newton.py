@@ -131,7 +131,7 @@ class GramGaussNewton(torch.optim.Optimizer):
             r = J.residual.flatten().to(G.device).to(G.dtype)
             alpha_sum = alpha_in_sum(alpha, J.num_samples, self.param_groups[0]["damping_convention"])
             solution = self._solve(G, r, lam, alpha_sum, J.eps)
-            step = [lr * d for d in J.vjp(solution.u)]
+            step = J.vjp(lr * solution.u)
             step_norm = _norm(step)
             moves = solution.status != NON_FINITE and math.isfinite(step_norm)
             if moves:
