@@ -103,6 +103,8 @@ class Backward:
             blocks = call.owner.rule.blocks(call.owner.module, x, grad, call.active, self._buffers)
             for local, block in blocks.items():
                 self._sums.add_block(names[local], block, self._j)
+        if self._j == self._sums.k - 1:
+            call.release()
 
     def _pass(self, slopes: Tensor, *, keep: bool) -> None:
         assert self._output is not None

@@ -40,7 +40,11 @@ class MixingCheck:
     def sees(self, key: Hashable, grad: Tensor) -> bool:
         """Note a gradient's norms by sample; return whether that is all it is for."""
         if self.wanted and (self.weighing or key not in self._norms[1]):
-            norms = torch.linalg.vector_norm(grad.detach().reshape(len(grad), -1), dim=1)
+            norms = (
+                torch.linalg.vector_norm(grad.detach(), dim=tuple(range(1, grad.ndim)))
+                if grad.ndim > 1
+                else grad.abs()
+            )
             self._norms[1 - self.weighing].setdefault(key, norms)
         return self.weighing
 
