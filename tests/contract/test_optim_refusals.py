@@ -40,7 +40,7 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
         ({"alpha": None}, "alpha must be a number >= 0"),
         ({"lr": -1.0}, "lr must be a finite number >= 0"),
         ({"damping_convention": "average"}, "damping_convention must be 'sum' or 'mean', got 'average'"),
-        ({"engine": "magic"}, "engine must be one of 'vmap', 'loop', got 'magic'"),
+        ({"engine": "magic"}, "engine must be one of 'vmap', 'stream', 'loop', got 'magic'"),
         ({"chunk_size": 0}, "chunk_size must be None or a whole number of at least 1, got 0"),
         ({"chunk_size": 2.0}, "chunk_size must be None or a whole number"),
         ({"engine": "loop", "chunk_size": 2}, "chunk_size is an option of engine='vmap'"),
@@ -217,7 +217,7 @@ def refusal(closure: Callable[[nn.Module], Any], engine: str, model: nn.Module |
     return str(caught.value)
 
 
-ENGINE_NAMES = pytest.mark.parametrize("engine", ["vmap", "loop"])
+ENGINE_NAMES = pytest.mark.parametrize("engine", ["vmap", "stream", "loop"])
 
 
 @ENGINE_NAMES

@@ -24,6 +24,8 @@ class Case:
     inputs: Callable[[], tuple[Tensor, ...]]
     residual: Callable[[Tensor], Tensor] | None = None
     """Output to residual; None: output minus random targets of its shape."""
+    vmap: bool = True
+    """Whether ``torch.func.vmap`` can run it; it lacks some in-place operations."""
 
     def make(self) -> Problem:
         """Return the case with fixed random numbers, all parameters moved away from special values."""
@@ -182,6 +184,130 @@ def frozen_batch_norm() -> nn.Module:
     return model.eval()
 
 
+def padded_convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(5, 6, 3, padding="same", padding_mode="circular"),
+        nn.Tanh(),
+        nn.Conv2d(6, 6, (3, 2), padding=(1, 2), padding_mode="replicate", groups=3),
+        nn.Tanh(),
+        nn.Conv2d(6, 5, (3, 5), padding="same", dilation=(1, 2)),
+        nn.Tanh(),
+        nn.Conv2d(5, 5, 3, stride=(1, 2), padding=(2, 0), dilation=(2, 1), groups=5),
+        nn.Tanh(),
+        nn.Conv2d(5, 1, (11, 6), bias=False),
+        nn.Flatten(),
+    )
+
+
+def strided_columns() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, (3, 2), stride=(2, 1), padding=(0, 1), dilation=(1, 3)),
+        nn.Tanh(),
+        nn.Conv2d(3, 4, 3, padding="valid", padding_mode="reflect"),
+        nn.Flatten(),
+        nn.LazyLinear(2),
+    )
+
+
+def built(build: Callable[[], nn.Module], *shape: int) -> Callable[[], nn.Module]:
+    def build_and_call() -> nn.Module:
+        model = build()
+        model(torch.randn(2, *shape))
+        return model
+
+    return build_and_call
+
+
+class ConvolutionTwice(nn.Module):
+    """One convolution applied twice, its weight tied to a third, on planes of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3, bias=False)
+        self.other.weight = self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.layer(self.layer(x).relu_()).tanh_()).mean(dim=(2, 3))
+
+
+class InPlace(nn.Module):
+    """In-place operations on the outputs of layers, views among them, and on scalars' sums and products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+        self.bias, self.scale = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu_() + self.bias
+        x = self.middle(x).add_(self.bias).mul_(self.scale).sigmoid_()
+        x = 2 - torch.sub(x, self.bias, alpha=3.0)
+        return self.last(x.mean(dim=1)).sub_(self.bias)
+
+
+class Attention(nn.Module):
+    """Self-attention, which reads its projection's parameters without calling it; returns a pair."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weights = self.attention(x, x, x)
+        return self.last(x[:, 0]) + weights.square().sum(dim=(1, 2))[:, None]
+
+
+class OutsideTheLayers(nn.Module):
+    """A container with layers of its own and parameters that it uses beside them; one is used by nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = UsedTwice()
+        self.weight, self.idle = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(3))
+        self.powers = nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner.layer(x @ self.weight) * self.powers[0]
+        return self.inner(torch.tanh(x)) + (x.cosh() ** self.powers[1]).sum(dim=1)
+
+
+class PaddedTokens(nn.Module):
+    """Embeddings of repeated and of padding tokens, summed with a table of positions that all samples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(7, 4, padding_idx=0), nn.Parameter(torch.randn(3, 4))
+        self.last = nn.Linear(4, 1, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.embedding(tokens) + self.positions)).sum(dim=(1, 2))
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
+        nn.InstanceNorm1d(4, affine=True),
+        nn.LayerNorm([4, 5]),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.LayerNorm(20, bias=False),
+        nn.Linear(20, 1),
+    )
+
+
+def unknown_layers() -> nn.Module:
+    return nn.Sequential(
+        nn.ConvTranspose2d(2, 3, 3),
+        nn.PReLU(3),
+        nn.Flatten(2),
+        nn.Linear(16, 2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(6, 2),
+    )
+
+
 def vectors(b: int = 6, size: int = 5) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(b, size, dtype=torch.float64),)
 
@@ -221,6 +347,18 @@ CASES = (
     Case(
         "resnet_fixup_two_outputs", lambda: ResNetFixup(8, width=2, in_channels=1, num_outputs=2), images(b=3)
     ),
+    Case("padded_convolutions", padded_convolutions, images(b=3, channels=5, size=11)),
+    Case("padded_convolutions_one_sample", padded_convolutions, images(b=1, channels=5, size=11)),
+    Case("strided_columns", built(strided_columns, 2, 8, 8), images(channels=2)),
+    Case("convolution_twice", ConvolutionTwice, images(channels=2)),
+    Case("in_place", InPlace, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),), vmap=False),
+    Case("attention", Attention, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),)),
+    Case("outside_the_layers", OutsideTheLayers, vectors(size=4)),
+    Case("padded_tokens", PaddedTokens, lambda: (torch.randint(0, 7, (6, 3)),)),
+    Case("norms", norms, lambda: (torch.randn(3, 2, 5, dtype=torch.float64),)),
+    Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2), vmap=False),
+    Case("unknown_layers_one_sample", unknown_layers, images(b=1, channels=2, size=2), vmap=False),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
 )
+VMAP_CASES = tuple(case for case in CASES if case.vmap)
 CASES_BY_NAME = {case.name: case for case in CASES}

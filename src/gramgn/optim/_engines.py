@@ -6,16 +6,17 @@ from typing import Any
 
 from gramgn.optim._engine import Engine
 from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim._stream import StreamEngine
 from gramgn.optim._vmap_engine import VmapEngine
 
-ENGINE_NAMES = ("vmap", "loop")
+ENGINE_NAMES = ("vmap", "stream", "loop")
 
 
 def make_engine(name: Any, chunk_size: Any) -> Engine:
     """Return the engine called ``name``.
 
     Args:
-        name: ``"vmap"``, or ``"loop"`` for the slow oracle.
+        name: ``"vmap"``, ``"stream"``, or ``"loop"`` for the slow oracle.
         chunk_size: Samples at a time, None: all; only for ``"vmap"``.
 
     Raises:
@@ -27,6 +28,13 @@ def make_engine(name: Any, chunk_size: Any) -> Engine:
         raise ValueError(f"chunk_size must be None or a whole number of at least 1, got {chunk_size!r}")
     if name == "vmap":
         return VmapEngine(chunk_size)
+    if name == "stream":
+        if chunk_size is not None:
+            raise ValueError(
+                "chunk_size is an option of engine='vmap'; engine='stream' takes the whole batch at once: set "
+                "chunk_size to None (null in a configuration)"
+            )
+        return StreamEngine()
     if name == "loop":
         if chunk_size is not None:
             raise ValueError(

@@ -56,8 +56,11 @@ class GramGaussNewton(torch.optim.Optimizer):
         alpha: alpha of the paper, >= 0; 0 is the minimum-norm step.
         damping_convention: ``"sum"``: alpha stands beside the sum J J^T, as the formula is printed.
             ``"mean"``: beside the mean J J^T / b, as the mean square loss suggests: alpha_sum = alpha b.
-        chunk_size: Samples at a time while J is formed; None: the whole batch. Results agree to rounding.
-        engine: ``"vmap"``, or ``"loop"``: one backward pass for each row, for tests and odd networks.
+        chunk_size: Samples at a time while J is formed, for ``engine="vmap"``; None: the whole batch. Results
+            agree to rounding.
+        engine: ``"vmap"``; ``"stream"``: J layer by layer in one backward pass, the less memory and time the
+            wider the linear layers (its J stays in memory for the next step); or ``"loop"``: one backward
+            pass for each row, for tests and odd networks.
 
     Attributes:
         counts: How often: ``steps`` in all, each status of ``StepInfo``, and ``ill_conditioned``.
@@ -128,7 +131,7 @@ class GramGaussNewton(torch.optim.Optimizer):
             r = J.residual.flatten().to(G.device).to(G.dtype)
             alpha_sum = alpha_in_sum(alpha, J.num_samples, self.param_groups[0]["damping_convention"])
             solution = self._solve(G, r, lam, alpha_sum, J.eps)
-            step = [lr * d for d in J.vjp(solution.u)]
+            step = J.vjp(lr * solution.u)
             step_norm = _norm(step)
             moves = solution.status != NON_FINITE and math.isfinite(step_norm)
             if moves:

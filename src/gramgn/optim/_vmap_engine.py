@@ -6,17 +6,18 @@ q is the number of outputs of one sample, k the number of residuals (k = q in mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.utils import _pytree as pytree
 
+from gramgn.optim._batch import Batch, OwnForward
 from gramgn.optim._call import Forward, call_closure
 from gramgn.optim._engine import BlockLinearisation, Closure
 from gramgn.optim._precision import jacobian_eps
+from gramgn.optim._slopes import slopes_of_residual
 
 Blocks = dict[str, Tensor]
 
@@ -42,7 +43,7 @@ class VmapEngine:
         leaves: list[Tensor] = []
 
         def run(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-            batch = _Batch(args, kwargs)
+            batch = Batch(args, kwargs)
             try:
                 outputs, blocks = _outputs_and_jacobian(model, original, params, batch, self.chunk_size)
             except RuntimeError as error:
@@ -57,7 +58,7 @@ class VmapEngine:
             return outputs.clone(), batch.size
 
         residual, _, num_samples = call_closure(model, closure, run)
-        slopes = _slopes_of_residual(residual, leaves[0], model)
+        slopes = slopes_of_residual(residual, leaves[0], model)
         return BlockLinearisation(
             residual=residual.detach(),
             num_samples=num_samples,
@@ -67,56 +68,11 @@ class VmapEngine:
         )
 
 
-class _Batch:
-    """The arguments of the model's call, and which of them have one entry for each sample.
-
-    The first tensor holds the batch in its leading dimension; so does every other tensor with the same
-    leading size.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, self.structure = pytree.tree_flatten((args, kwargs))
-        self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        sizes = [leaf.shape[0] for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
-        if not sizes or sizes[0] == 0:
-            raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
-        self.size: int = sizes[0]
-        self.batched = [
-            isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size for leaf in self.leaves
-        ]
-
-    def part(self, start: int, stop: int) -> list[Tensor]:
-        """Return the tensors with one entry for each sample, cut to a range of samples."""
-        return [leaf[start:stop] for leaf, batched in zip(self.leaves, self.batched, strict=True) if batched]
-
-    def arguments(self, sample: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call on one sample, as a batch of one."""
-        of_sample = iter(sample)
-        leaves = [
-            next(of_sample).unsqueeze(0) if batched else leaf
-            for leaf, batched in zip(self.leaves, self.batched, strict=True)
-        ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        return args, kwargs
-
-
-class _OwnForward(nn.Module):
-    """Calls the model's own forward, past the replaced one and past the hooks: they ran in the outer call."""
-
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model = model
-        self.own_forward = forward
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.own_forward(*args, **kwargs)
-
-
 def _outputs_and_jacobian(
-    model: nn.Module, original: Forward, params: Mapping[str, Tensor], batch: _Batch, chunk_size: int | None
+    model: nn.Module, original: Forward, params: Mapping[str, Tensor], batch: Batch, chunk_size: int | None
 ) -> tuple[Tensor, Blocks]:
     """Return the outputs [b, ...], detached, and their Jacobian by parameter, each block [b, q, size]."""
-    module = _OwnForward(model, original)
+    module = OwnForward(model, original)
     # Everything is detached: the derivatives are taken inside, and an output that still requires a gradient
     # outside of it depends on a parameter that functional_call did not reach.
     constants = {f"model.{n}": p.detach() for n, p in model.named_parameters() if n not in params}
@@ -203,44 +159,6 @@ def _check_per_sample(
         "batch and was split among them. Make every output depend on its own sample only, hand shared tensors "
         "to the model at construction, or take engine='loop'"
     )
-
-
-def _slopes_of_residual(residual: Tensor, outputs: Tensor, model: nn.Module) -> Tensor:
-    """Return dr/df [b, k, q], each sample's residuals by its own outputs.
-
-    Raises:
-        ValueError: A residual depends on the output of another sample, or on parameters not through the
-            outputs.
-    """
-    r = residual.reshape(len(residual), -1)
-    others = [param for param in model.parameters() if param.requires_grad]
-    grads = [
-        torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
-        for column in r.unbind(dim=1)
-    ]
-    if any(grad is not None for column in grads for grad in column[1:]):
-        raise ValueError(
-            "the residuals depend on parameters other than through the model's output; put everything that "
-            "is trained inside of model(...), or take engine='loop'"
-        )
-    slopes = torch.stack([column[0].reshape(len(r), -1) for column in grads], dim=1)
-    _check_own_sample(r, outputs, slopes)
-    return slopes
-
-
-def _check_own_sample(r: Tensor, outputs: Tensor, slopes: Tensor) -> None:
-    """Refuse residuals that mix samples: weights on rows must come back as weights on slopes, row by row."""
-    # Multiples of the golden ratio, modulo 1, keep near and far rows apart without drawing random numbers.
-    index = torch.arange(r.numel(), dtype=torch.float32, device=r.device)
-    weights = (1 + (index * 0.618034) % 1).reshape(r.shape).to(r.dtype)
-    (mixed,) = torch.autograd.grad((r * weights).sum(), outputs)
-    own = torch.einsum("bk,bkq->bq", weights.to(slopes.dtype), slopes)
-    error, scale = (mixed.reshape(own.shape) - own).abs().max(), slopes.abs().max()
-    if error > torch.finfo(slopes.dtype).eps ** 0.5 * scale:
-        raise ValueError(
-            "a residual depends on the output of another sample (such as f - f.mean()); each must depend on "
-            "its own sample only, or take engine='loop'"
-        )
 
 
 def _chain(slopes: Tensor, block: Tensor) -> Tensor:

@@ -1,0 +1,164 @@
+"""Recording the calls of the modules that own parameters, for the length of one forward pass.
+
+A call's output is never held. Its gradient edge is: an in-place operation afterwards leaves the edge, and the
+hook on it, with the values before that operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils import _pytree as pytree
+
+from gramgn.optim._stream._owners import Owner
+
+Receive = Callable[["Call", int, Tensor], None]
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of an owner.
+
+    Attributes:
+        owner: What was called.
+        module: What to call again for the fall-back: the owner's module, or the model past its hooks.
+        args: Its arguments, detached. ``release`` lets them go.
+        kwargs: Its keyword arguments, detached.
+        versions: How often each tensor among the arguments had been changed in place.
+        first: The number of the first autograd node made in the call.
+        last: The number after the last.
+        edges: The gradient edges of the floating point tensors it returned, by their place among those.
+        shapes: The shapes of the latter.
+        active: The names in the module of the parameters that it is to give blocks for.
+        random: Whether random numbers were drawn.
+    """
+
+    owner: Owner
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    versions: list[int]
+    first: int
+    last: int = 0
+    edges: dict[int, GradientEdge] = field(default_factory=dict)
+    shapes: list[torch.Size] = field(default_factory=list)
+    active: frozenset[str] = frozenset()
+    random: bool = False
+
+    def contains(self, node: Any) -> bool:
+        """Return whether an autograd node was made in this call."""
+        return self.first <= node._sequence_nr() < self.last
+
+    def check_unchanged(self) -> None:
+        """Refuse a call whose input was changed in place after it."""
+        if [leaf._version for leaf in _tensors((self.args, self.kwargs))] != self.versions:
+            raise ValueError(
+                f"the input of '{self.owner.path}' ({type(self.owner.module).__name__}) was changed in place "
+                "after the call, so the Jacobian would be wrong: change a copy, or take engine='vmap'"
+            )
+
+    def input(self) -> Tensor:
+        """Return the one tensor that a module with a rule is called with."""
+        self.check_unchanged()
+        (x,) = _tensors((self.args, self.kwargs))
+        return x
+
+    def release(self) -> None:
+        """Let the arguments go."""
+        self.args, self.kwargs, self.versions = (), {}, []
+
+
+def start_call(owner: Owner, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return the record of a call that is about to happen."""
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+    )
+    versions = [leaf._version for leaf in _tensors((args, kwargs))]
+    return Call(owner, module, args, kwargs, versions, torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def end_call(call: Call, output: Any, receive: Receive) -> Any:
+    """Note what a call returned and hook its gradients; return what is to be handed on."""
+    leaves, structure = pytree.tree_flatten(output)
+    for i, leaf in enumerate(leaves):
+        if not is_differentiable(leaf):
+            continue
+        place = len(call.shapes)
+        call.shapes.append(leaf.shape)
+        if not leaf.requires_grad:
+            continue
+        if leaf._is_view():
+            # An in-place operation on a view makes autograd forget the view's own edge.
+            leaf = leaves[i] = leaf.clone()
+        leaf.register_hook(lambda grad, place=place: receive(call, place, grad))
+        call.edges[place] = get_gradient_edge(leaf)
+    call.last = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return pytree.tree_unflatten(leaves, structure)
+
+
+@contextmanager
+def recorded_calls(
+    owners: Sequence[Owner], model: nn.Module, calls: list[Call], receive: Receive
+) -> Iterator[None]:
+    """Record the calls of all owners but the model itself, in the order in which they end.
+
+    Args:
+        owners: Whose calls to record.
+        model: The network.
+        calls: Where to put the records.
+        receive: Told of the gradients of their outputs, in a backward pass later.
+    """
+    handles = []
+    try:
+        for owner in owners:
+            if owner.module is not model:
+                recorder = _Recorder(owner, calls, receive)
+                handles.append(owner.module.register_forward_pre_hook(recorder.before, with_kwargs=True))
+                # First of all, so that it sees what the module itself returned.
+                handles.append(
+                    owner.module.register_forward_hook(recorder.after, prepend=True, with_kwargs=True)
+                )
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Recorder:
+    """The two hooks of one module; it may call itself."""
+
+    def __init__(self, owner: Owner, calls: list[Call], receive: Receive) -> None:
+        self.owner, self.calls, self.receive = owner, calls, receive
+        self.open: list[tuple[Call, Tensor | None]] = []
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = start_call(self.owner, module, args, kwargs)
+        self.open.append((call, None if self.owner.rule else random_state(call)))
+
+    def after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        call, state = self.open.pop()
+        output = end_call(call, output, self.receive)
+        call.random = state is not None and not torch.equal(state, random_state(call))
+        self.calls.append(call)
+        return output
+
+
+def random_state(call: Call) -> Tensor:
+    """Return the state of the random numbers on the device of the call."""
+    device = next(call.owner.module.parameters()).device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def is_differentiable(leaf: Any) -> bool:
+    """Return whether ``leaf`` is a tensor that can carry a gradient."""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

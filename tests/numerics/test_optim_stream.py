@@ -1,0 +1,399 @@
+"""The streaming engine forms the Jacobian of autograd on the whole batch, and refuses where it would not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from cases import CASES, CASES_BY_NAME, Case, Problem
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from gramgn import GramGaussNewton
+from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim._stream import StreamEngine, _rules_conv
+from gramgn.optim._stream._accumulator import StreamLinearisation
+
+TOLERANCE = 1e-10
+
+
+def linearised(problem: Problem, engine: StreamEngine | None = None) -> StreamLinearisation:
+    return (engine or StreamEngine()).linearise(problem.model, problem.trained(), problem.closure)
+
+
+def dense(J: StreamLinearisation) -> Tensor:
+    """Return J [b k, m] row by row."""
+    rows = torch.eye(J.residual.numel(), dtype=torch.float64)
+    return torch.stack([torch.cat([d.flatten() for d in J.vjp(row)]) for row in rows])
+
+
+def relative_error(given: Tensor, expected: Tensor) -> float:
+    return float((given - expected).norm() / expected.norm())
+
+
+def assert_right(problem: Problem, engine: StreamEngine | None = None) -> None:
+    J, expected = linearised(problem, engine), problem.dense_jacobian()
+    assert relative_error(dense(J), expected) < TOLERANCE
+    assert relative_error(J.gram(), expected @ expected.T) < TOLERANCE
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_jacobian_and_gram_are_those_of_the_whole_batch(case: Case) -> None:
+    """G01, G05, G06, G08, G17, G21: the table of cases, twice with the same engine."""
+    problem, engine = case.make(), StreamEngine()
+    for _ in range(2):
+        assert_right(problem, engine)
+    J = linearised(problem, engine)
+    assert J.residual.shape == problem.closure().shape
+    assert torch.allclose(J.residual.flatten(), problem.residual_at(problem.flat()), rtol=1e-12, atol=1e-12)
+    assert J.num_samples == len(problem.args[0])
+    assert J.gram().dtype == torch.float64
+    assert not J.residual.requires_grad
+    assert [d.shape for d in J.vjp(J.residual.flatten())] == [p.shape for p in problem.trained().values()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_agrees_with_the_oracle(case: Case) -> None:
+    problem = case.make()
+    J, oracle = linearised(problem), LoopEngine().linearise(problem.model, problem.trained(), problem.closure)
+    assert relative_error(J.gram(), oracle.gram()) < TOLERANCE
+    u = torch.randn(J.residual.numel(), dtype=torch.float64)
+    for pulled, expected in zip(J.vjp(u), oracle.vjp(u), strict=True):
+        assert torch.allclose(pulled, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_float32_agrees_within_its_rounding(case: Case) -> None:
+    problem = case.make()
+    expected = problem.dense_jacobian()
+    model = copy.deepcopy(problem.model).float()
+    args = tuple(arg.float() if arg.is_floating_point() else arg for arg in problem.args)
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    J = StreamEngine().linearise(model, params, lambda: problem.residual(model(*args).double()))
+    assert relative_error(J.gram(), expected @ expected.T) < 1e-4
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("form", ["_columns", "_grouped"])
+@settings(max_examples=20, deadline=None)
+@given(
+    b=st.integers(1, 6),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    size=st.tuples(st.integers(5, 7), st.integers(5, 8)),
+    k=st.integers(1, 2),
+)
+def test_both_ways_of_a_convolution(
+    memory_format: torch.memory_format,
+    form: str,
+    b: int,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    size: tuple[int, int],
+    k: int,
+) -> None:
+    """G05: both paths at any shape and in either memory format, whatever the static rule would choose."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(*channels, kernel, stride=stride, padding=padding, dilation=dilation)
+    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.LazyLinear(k)).double()
+    x = torch.randn(b, channels[0], *size, dtype=torch.float64)
+    model(x)
+    x = x.contiguous(memory_format=memory_format)
+    model.to(memory_format=memory_format)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_rules_conv, "_prefers_columns", lambda *_: form == "_columns")
+        patch.setattr(_rules_conv, "COLUMNS_BYTES", 0)
+        patch.setattr(_rules_conv, "LEAST_SAMPLES", 2)
+        assert_right(Problem(model, (x,), torch.sin))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.lists(st.integers(1, 3), max_size=2), st.booleans())
+def test_linear_layers_of_any_leading_shape(b: int, k: int, middle: list[int], bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(3, 4, bias=bias), nn.ReLU(inplace=True), nn.Linear(4, k, bias=bias)
+    ).double()
+    x = torch.randn(b, *middle, 3, dtype=torch.float64)
+    assert_right(Problem(model, (x,), lambda f: f.reshape(b, -1, k).sum(dim=1).sin()))
+
+
+def test_the_block_of_a_linear_layer_is_not_formed() -> None:
+    """The Hadamard Gram matrix: only inputs and output gradients are held."""
+    J = linearised(CASES_BY_NAME["mlp_three_outputs"].make())
+    assert not J.accumulated.blocks
+    assert len(J.accumulated.factors) == 2
+    assert set(linearised(CASES_BY_NAME["used_twice"].make()).accumulated.blocks) == {
+        "layer.weight",
+        "layer.bias",
+    }
+
+
+def test_autograd_forms_no_weight_gradient() -> None:
+    """One backward pass with respect to layer outputs: weights are never asked for."""
+    problem, masks = CASES_BY_NAME["resnet_fixup"].make(), []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.convolution_backward.default and args[2].shape[0] <= 16:
+                masks.append(tuple(args[10]))
+            return func(*args, **(kwargs or {}))
+
+    engine = StreamEngine()
+    linearised(problem, engine)
+    with Watch():
+        linearised(problem, engine)
+    assert set(masks) == {(True, False, False)}
+
+
+def test_model_and_closure_are_called_once() -> None:
+    problem, calls = CASES_BY_NAME["mlp"].make(), []
+    problem.model[0].register_forward_hook(lambda *_: calls.append("layer"))
+    problem.model.register_forward_hook(lambda *_: calls.append("model"))
+
+    def closure() -> Tensor:
+        calls.append("closure")
+        return problem.closure()
+
+    StreamEngine().linearise(problem.model, problem.trained(), closure)
+    assert calls == ["closure", "layer", "model"]
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(model: nn.Module) -> bool:
+    return any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS)
+
+
+@pytest.mark.parametrize("name", ["convolutions", "resnet_fixup", "linear", "attention"])
+def test_nothing_is_left_on_the_model(name: str) -> None:
+    """G11: no hook, no replaced forward and no gradient stays, also when the closure raises."""
+    problem = CASES_BY_NAME[name].make()
+    before = set(vars(problem.model))
+    linearised(problem)
+
+    def failing() -> Tensor:
+        problem.model(*problem.args)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        StreamEngine().linearise(problem.model, problem.trained(), failing)
+    assert set(vars(problem.model)) == before
+    assert not has_hooks(problem.model)
+    assert all(param.grad is None for param in problem.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["mlp_three_outputs", "resnet_fixup", "outside_the_layers"])
+def test_memory_is_flat_over_many_steps(name: str) -> None:
+    """G11: steps, failed steps and evaluations leave no tensor behind; evaluation captures nothing."""
+    problem = CASES_BY_NAME[name].make()
+    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=1e3, engine="stream")
+
+    def num_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    def failing() -> Tensor:
+        problem.closure()
+        raise KeyError("mine")
+
+    def failing_inside(*_: object) -> None:
+        raise KeyError("mine")
+
+    def round_of_steps() -> None:
+        optimizer.step(problem.closure)
+        with pytest.raises(KeyError):
+            optimizer.step(failing)
+        last = [module for module in problem.model.modules() if isinstance(module, nn.Linear)][-1]
+        handle = last.register_forward_pre_hook(failing_inside)
+        with pytest.raises(KeyError):
+            optimizer.step(problem.closure)
+        handle.remove()
+        with torch.no_grad():
+            problem.closure()
+        assert problem.closure().requires_grad
+
+    round_of_steps()
+    before = num_tensors()
+    for _ in range(20):
+        round_of_steps()
+    assert num_tensors() == before
+
+
+def test_steps_equal_those_of_the_other_engines() -> None:
+    after = []
+    for engine in ("vmap", "stream", "loop"):
+        problem = CASES_BY_NAME["resnet_fixup"].make()
+        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, engine=engine)
+        for _ in range(3):
+            optimizer.step(problem.closure)
+        after.append(problem.flat())
+    assert relative_error(after[0], after[2]) < 1e-8
+    assert relative_error(after[1], after[2]) < 1e-8
+
+
+def test_copies_hold_no_buffers() -> None:
+    problem = CASES_BY_NAME["resnet_fixup"].make()
+    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, engine="stream")
+    optimizer.step(problem.closure)
+    model, copied = copy.deepcopy((problem.model, optimizer))
+    again = pickle.loads(pickle.dumps((model, copied)))[1]
+    for other in (copied, again):
+        assert not other._engine._buffers._flat
+        assert not other._engine._buffers._kept
+    copied.step(lambda: model(*problem.args))
+
+
+class Free(nn.Module):
+    """A linear layer with a forward of the test's own."""
+
+    def __init__(self, forward) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.run = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.layer, x)
+
+
+def read_past_its_module(layer: nn.Linear, x: Tensor) -> Tensor:
+    return layer(x) + functional.linear(x, layer.weight)
+
+
+def change_the_input(layer: nn.Linear, x: Tensor) -> Tensor:
+    x = x.clone()
+    y = layer(x)
+    x.add_(1)
+    return y
+
+
+def turned(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Another dimension than the samples' in front, of another size."""
+    return layer(x.view(len(x), 2, 4).transpose(0, 1)).transpose(0, 1).sum(dim=1)
+
+
+REFUSED = {
+    "read_past_its_module": (read_past_its_module, "parameter 'layer.weight' is used"),
+    "change_the_input": (change_the_input, "was changed in place"),
+    "mixes": (lambda layer, x: torch.tanh(layer(x - x.mean(dim=0)) - layer(x).mean(dim=0)), "mixes samples"),
+    "turned": (turned, "leading dimension of every layer"),
+    "no_grad": (lambda layer, x: layer(x).detach(), "does not depend on a parameter"),
+    "checkpoint": (
+        lambda layer, x: checkpoint(layer, x.requires_grad_(), use_reentrant=True),
+        "use_reentrant=False",
+    ),
+}
+
+
+@pytest.mark.parametrize(("forward", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_what_would_be_wrong_is_refused(forward, message: str) -> None:
+    model = Free(forward).double()
+    x = torch.randn(6, 8 if forward is turned else 4, dtype=torch.float64)
+    with pytest.raises(ValueError, match=message):
+        StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+    assert not has_hooks(model)
+
+
+def test_as_many_places_as_samples_are_not_taken_for_samples() -> None:
+    model = Free(turned).double()
+    x = torch.randn(2, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="mixes samples"):
+        StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+
+
+class Noisy(nn.Module):
+    """A module without a rule that draws random numbers."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self.weight = p, nn.Parameter(torch.randn(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.p) @ self.weight
+
+
+def test_random_numbers_in_a_module_without_a_rule_are_refused() -> None:
+    x = torch.randn(5, 4, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(4, 4), Noisy(0.0)).double()
+    assert_right(Problem(model, (x,), torch.sin))
+    model[1].p = 0.5
+    with pytest.raises(ValueError, match="draws random numbers"):
+        linearised(Problem(model, (x,), torch.sin))
+
+
+def test_checkpointing_that_keeps_the_graph_is_right() -> None:
+    model = Free(lambda layer, x: checkpoint(lambda x: torch.tanh(layer(x)), x, use_reentrant=False)).double()
+    assert_right(Problem(model, (torch.randn(6, 4, dtype=torch.float64),), torch.sin))
+
+
+def test_residual_and_jacobian_share_the_dropout_mask() -> None:
+    """G16: f = J w holds for a linear model with the same mask only."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 1, bias=False)).double()
+    x = torch.ones(4, 64, dtype=torch.float64)
+    J = StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+    assert torch.allclose(dense(J) @ model[1].weight[0], J.residual[:, 0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_zero_last_layer() -> None:
+    """The published start, where all deeper gradients vanish; the check for mixing comes back to them."""
+    problem = CASES_BY_NAME["resnet_fixup"].make()
+    with torch.no_grad():
+        problem.model.last.weight.zero_()
+    engine = StreamEngine()
+    for _ in range(3):
+        assert_right(problem, engine)
+
+
+def test_unbatched_layers_are_refused() -> None:
+    model = Free(lambda layer, x: layer(x)).double()
+    for inner in (nn.Conv2d(1, 1, 3), nn.InstanceNorm1d(1, affine=True)):
+        model.layer = inner.double()
+        model.run = lambda layer, x: layer(
+            x.squeeze(1) if isinstance(layer, nn.Conv2d) else x[:, 0, 0]
+        ).sum()[None]
+        x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
+        with pytest.raises(ValueError, match="without a dimension for samples"):
+            StreamEngine().linearise(model, dict(model.named_parameters()), lambda x=x: model(x))
+
+
+def test_masks_that_are_no_numbers_may_multiply_a_parameter() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return ((x > 0) * self.scale * x).sum(dim=1)
+
+    assert_right(Problem(Gate().double(), (torch.randn(5, 3, dtype=torch.float64),), torch.sin))
+
+
+@pytest.mark.parametrize("name", ["mlp_three_outputs", "used_twice", "resnet_fixup"])
+def test_bfloat16_blocks_are_multiplied_in_float32(name: str) -> None:
+    problem = CASES_BY_NAME[name].make()
+    model = copy.deepcopy(problem.model).bfloat16()
+    args = tuple(arg.bfloat16() for arg in problem.args)
+    J = StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(*args).float())
+    rows = torch.stack(
+        [torch.cat([d.flatten() for d in J.vjp(row)]).double() for row in torch.eye(J.residual.numel())]
+    )
+    assert relative_error(J.gram(), rows @ rows.T) < 0.02
+    assert all(d.dtype == torch.bfloat16 for d in J.vjp(J.residual.flatten()))
+
+
+def test_chunk_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="chunk_size is an option of engine='vmap'"):
+        GramGaussNewton(nn.Linear(3, 1), lam=1.0, alpha=0.3, engine="stream", chunk_size=4)
