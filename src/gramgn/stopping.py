@@ -47,7 +47,7 @@ def deferred_signals() -> Iterator[StopFlag]:
     A second signal raises :class:`StopAtOnce`, a third ends the process.
     """
     flag = StopFlag()
-    with _handlers(_Stages(flag, defer_first=True)):
+    with _handlers(_Stages(flag)):
         yield flag
 
 
@@ -58,20 +58,19 @@ def raising_signals() -> Iterator[None]:
     A second signal, while what the first interrupted is being cleaned up, ends the process: cleaning up that
     is itself interrupted would leave worker processes behind and wait for them forever.
     """
-    with _handlers(_Stages(StopFlag(), defer_first=False)):
+    with _handlers(_Stages(None)):
         yield
 
 
 class _Stages:
-    """What the next signal does: set the flag, raise, end the process."""
+    """What the next signal does: set the flag, if there is one; raise; end the process."""
 
-    def __init__(self, flag: StopFlag, *, defer_first: bool) -> None:
+    def __init__(self, flag: StopFlag | None) -> None:
         self._flag = flag
-        self._defer_first = defer_first
         self._raised = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self._defer_first and self._flag.signum is None:
+        if self._flag is not None and self._flag.signum is None:
             self._flag.signum = signum
         elif not self._raised:
             self._raised = True

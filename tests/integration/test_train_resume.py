@@ -188,7 +188,8 @@ def test_two_processes_cannot_write_one_run(house: House) -> None:
 
 
 def finished(call: Call, house: House, *options: str) -> Path:
-    assert call(*SMALL, "trainer.epochs=2", *options) == 0
+    kept = [entry for entry in SMALL if entry.split("=")[0] not in {o.split("=")[0] for o in options}]
+    assert call(*kept, "trainer.epochs=2", *options) == 0
     return house.runs()[-1]
 
 
@@ -196,13 +197,13 @@ def test_a_run_whose_checkpoints_are_gone_is_left_alone(
     call: Call, house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its records are all that is left: they must not be cut away."""
-    folder = finished(call, house)
+    folder = finished(call, house, "tracking=offline")
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
     before = house.files()
     assert call(f"resume={folder}", "trainer.epochs=3") == 2
     assert "the checkpoints are gone" in capsys.readouterr().err
-    assert house.files() == before | {key: value for key, value in house.files().items() if "log.txt" in key}
+    assert house.files() == before
 
 
 def test_records_that_do_not_reach_the_checkpoint(

@@ -161,7 +161,6 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         scaling=vars(data.scaling),
         optimizer=optimizer_record(job, parts.optimizer, batch_size),
     )
-    recording.start_mirror(job, parts.tracking)
     recording.reporter.unit = loaded.unit
     trainer = Trainer(
         parts.model,
@@ -178,6 +177,8 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     if job.stored is not None:
         _resume(trainer, job.stored)
     recording.trainer = trainer
+    # Last: a run that is refused above has no W&B run to be closed.
+    recording.start_mirror(job, parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
 

@@ -58,9 +58,9 @@ class GramGaussNewton(torch.optim.Optimizer):
             ``"mean"``: beside the mean J J^T / b, as the mean square loss suggests: alpha_sum = alpha b.
         chunk_size: Samples at a time while J is formed, for ``engine="vmap"``; None: the whole batch. Results
             agree to rounding.
-        engine: ``"vmap"``; ``"stream"``: J layer by layer in one backward pass, the less memory and time the
-            wider the linear layers (its J stays in memory for the next step); or ``"loop"``: one backward
-            pass for each row, for tests and odd networks.
+        engine: ``"vmap"``; ``"stream"``: J layer by layer in one backward pass, without the blocks of linear
+            layers (the rest of J stays in memory for the next step); or ``"loop"``: one backward pass for
+            each row, for tests and odd networks.
 
     Attributes:
         counts: How often: ``steps`` in all, each status of ``StepInfo``, and ``ill_conditioned``.
