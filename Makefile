@@ -12,10 +12,10 @@ endif
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 
-.PHONY: help env demo test test-fast lint format figures bench clean
+.PHONY: help env demo test test-fast lint format figures bench bench-pipeline gpu-report clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 env: $(READY) ## build the environment .venv from requirements.lock (about 2 to 10 minutes the first time)
 
@@ -55,8 +55,14 @@ format: $(READY) ## put the code into its standard form
 figures: $(READY) ## draw the finished runs into outputs/figures
 	@$(BIN)/python scripts/make_figures.py
 
-bench: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
+bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
+	@$(BIN)/python scripts/bench_step.py --breakdown
+
+bench-pipeline: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
 	@$(BIN)/python scripts/bench_pipeline.py
+
+gpu-report: $(READY) ## the step on a CUDA device, into outputs/results (under 8 minutes)
+	@$(BIN)/python scripts/bench_step.py --device cuda --breakdown --report --limit-s 300
 
 clean: ## remove caches (no data, no results)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,10 +1,7 @@
-"""The optimizer behaves as torch's own do: groups, schedulers, state, copies, repr."""
+"""The optimizer behaves as torch's own do: groups, schedulers, hooks, repr, what moves and what does not."""
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
 from typing import Any
 
 import pytest
@@ -62,6 +59,8 @@ def test_step_lowers_the_loss_and_counts() -> None:
         "minimum_norm": 0,
         "non_finite": 0,
         "ill_conditioned": 0,
+        "rejected": 0,
+        "given_up": 0,
     }
 
 
@@ -90,6 +89,37 @@ def test_schedulers_change_lr_and_users_change_lam_and_alpha() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
+def test_schedulers_of_groups_and_of_momentum() -> None:
+    """T11, G14: one length for each group, and OneCycleLR, which cycles momentum too."""
+    model = network()
+    groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[3].parameters()}]
+    optimizer = GramGaussNewton(model, groups, lam=1.0, alpha=0.3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: 0.1, lambda n: 1.0 / (n + 1)])
+    take(model, optimizer)
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.5]
+    optimizer.add_param_group({"params": [], "lr": 0.7})
+    assert take(model, optimizer).lr == 0.05
+    model, optimizer = built(momentum=0.9)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.8, total_steps=4)
+    for _ in range(3):
+        take(model, optimizer)
+        cycle.step()
+    assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.95)
+
+
+def test_a_layer_added_later_comes_with_a_group() -> None:
+    """G21: until then the step names it."""
+    model, optimizer = built()
+    model.append(nn.Linear(1, 1).double())
+    with pytest.raises(ValueError, match=r"does not know \(4\.weight, 4\.bias\)"):
+        take(model, optimizer)
+    optimizer.add_param_group({"params": model[4].parameters(), "alpha": 3.0})
+    before = model[4].weight.detach().clone()
+    take(model, optimizer)
+    assert not torch.equal(model[4].weight, before)
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("lam", 0.0), ("alpha", -1.0), ("lr", float("nan")), ("alpha", "big")]
 )
@@ -102,97 +132,14 @@ def test_values_written_by_a_scheduler_are_checked(key: str, value: object) -> N
     assert torch.equal(parameters(model), before)
 
 
-@pytest.mark.parametrize("through_file", [False, True])
-def test_state_dict_is_exact(through_file: bool) -> None:
-    """G09: continue, reload and cold start: the first two are bitwise equal, the third is not."""
-    model, optimizer = built(damping_convention="mean")
-    optimizer.param_groups[0].update(alpha=0.7, lr=0.5)
-    take(model, optimizer, steps=3)
-    state = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    if through_file:
-        # T05: plain values and tensors only, so that torch.load's safe default reads it.
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        buffer.seek(0)
-        state = torch.load(buffer, weights_only=True)
-    torch.manual_seed(7)
-    take(model, optimizer)
-
-    reloaded, other = network(seed=1), None
-    other = GramGaussNewton(reloaded, lam=2.0, alpha=0.1)
-    reloaded.load_state_dict(state["model"])
-    other.load_state_dict(state["optimizer"])
-    torch.manual_seed(7)
-    take(reloaded, other)
-    assert torch.equal(parameters(reloaded), parameters(model))
-    assert other.counts == optimizer.counts
-    assert other.counts["steps"] == 4
-
-    cold = network()
-    cold.load_state_dict(state["model"])
-    torch.manual_seed(7)
-    take(cold, GramGaussNewton(cold, lam=2.0, alpha=0.1))
-    assert not torch.equal(parameters(cold), parameters(model))
-
-
-def test_state_dict_holds_no_model() -> None:
-    _, optimizer = built()
-    state = optimizer.state_dict()
-    assert state["state"] == {}
-    assert state["param_groups"][0]["params"] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("other", "name"),
-    [
-        (lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), "SGD"),
-        (lambda params: torch.optim.AdamW(params), "Adam or AdamW"),
-        (lambda params: torch.optim.LBFGS(params), "another optimizer"),
-    ],
-)
-def test_state_of_another_optimizer_is_refused_by_name(other: Any, name: str) -> None:
-    """G09: loading SGD's state raises by name and changes nothing."""
-    model, optimizer = built()
-    take(model, optimizer)
-    before = copy.deepcopy(optimizer.state_dict())
-    foreign = other(model.parameters()).state_dict()
-    with pytest.raises(ValueError, match=f"saved by {name}.*not by GramGaussNewton"):
-        optimizer.load_state_dict(foreign)
-    assert optimizer.state_dict() == before
-
-
-def test_state_of_another_format_or_size_is_refused() -> None:
-    model, optimizer = built()
-    state = optimizer.state_dict()
-    newer = {**state, "gram_gauss_newton": {**state["gram_gauss_newton"], "format": 99}}
-    with pytest.raises(ValueError, match="has format 99"):
-        optimizer.load_state_dict(newer)
-    small = GramGaussNewton(model[0], lam=1.0, alpha=0.3)
-    with pytest.raises(ValueError, match="parameter group"):
-        small.load_state_dict(state)
-
-
-@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_model_and_optimizer_are_copied_together(way: str) -> None:
-    model, optimizer = built()
-    take(model, optimizer, steps=2)
-    pair = (model, optimizer)
-    twin, other = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
-    for pair_model, pair_optimizer in ((model, optimizer), (twin, other)):
-        torch.manual_seed(5)
-        take(pair_model, pair_optimizer)
-    assert torch.equal(parameters(model), parameters(twin))
-    assert other.counts == optimizer.counts
-    take(twin, other)
-    assert not torch.equal(parameters(model), parameters(twin))
-    assert optimizer.counts["steps"] == 3
-
-
 def test_repr_shows_the_hyperparameters() -> None:
-    text = repr(built(alpha=0.25, damping_convention="mean")[1])
-    assert text.startswith("GramGaussNewton (")
-    for line in ("alpha: 0.25", "damping_convention: mean", "lam: 1.0", "lr: 1.0"):
-        assert line in text
+    options = {"momentum": 0.5, "loss": "cross_entropy", "line_search": "armijo", "engine": "vmap"}
+    text = repr(built(alpha=0.25, damping_convention="mean", chunk_size=4, **options)[1])
+    assert text.startswith("GramGaussNewton (\n    loss: cross_entropy\n    acceptance: Armijo(c=0.0001, ")
+    for line in ("alpha: 0.25", "damping_convention: mean", "lam: 1.0", "lr: 1.0", "momentum: 0.5"):
+        assert line in text.split("Parameter Group 0")[1]
+    for line in ("engine: vmap", "chunk_size: 4"):
+        assert line in text.split("Parameter Group 0")[0]
 
 
 def test_gradients_are_neither_read_nor_written() -> None:

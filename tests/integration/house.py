@@ -109,6 +109,8 @@ LOSSES += (
     "alpha_sum",
     "grad_norm",
     "step_norm",
+    "actual_decrease",
+    "rejected_steps",
     "lambda_min",
     "lambda_max",
     "solve_cholesky",

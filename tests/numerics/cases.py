@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
+from gramgn.optim._engine import Linearisation
+from gramgn.optim._parameters import Trained
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,18 @@ class Problem:
         """Return the residuals, as a user's closure does."""
         return self.residual(self.model(*self.args))
 
-    def trained(self) -> dict[str, Tensor]:
-        """Return the parameters that require gradients, by name."""
-        return {name: param for name, param in self.model.named_parameters() if param.requires_grad}
+    def trained(self) -> Trained:
+        """Return the parameters that require gradients, in one group."""
+        return all_trained(self.model)
 
     def flat(self) -> Tensor:
         """Return a copy of the trainable parameters as one vector [m]."""
-        return torch.cat([param.detach().flatten().clone() for param in self.trained().values()])
+        return torch.cat([param.detach().flatten().clone() for param in self.trained().params.values()])
 
     def residual_at(self, flat: Tensor) -> Tensor:
         """Return the residuals, flattened, with the trainable parameters replaced by ``flat`` [m]."""
         state, start = {}, 0
-        for name, param in self.trained().items():
+        for name, param in self.trained().params.items():
             state[name] = flat[start : start + param.numel()].view_as(param)
             start += param.numel()
         return self.residual(functional_call(self.model, state, self.args)).flatten()
@@ -72,6 +74,19 @@ class Problem:
     def dense_jacobian(self) -> Tensor:
         """Return J [b k, m] of the whole batch, samples free to interact, without an engine's code."""
         return torch.autograd.functional.jacobian(self.residual_at, self.flat())
+
+
+def all_trained(model: nn.Module) -> Trained:
+    """Return the parameters that require gradients, in one group."""
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    return Trained(params, (0,) * len(params), 1)
+
+
+def vjp(J: Linearisation, trained: Trained, u: Tensor) -> list[Tensor]:
+    """Return J^T u in the parameters' shapes."""
+    out = [torch.zeros_like(param) for param in trained.params.values()]
+    J.add_vjp_(out, u, [1.0] * len(out))
+    return out
 
 
 class UsedTwice(nn.Module):

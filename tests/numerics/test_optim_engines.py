@@ -6,17 +6,21 @@ import gc
 
 import pytest
 import torch
-from cases import CASES_BY_NAME, VMAP_CASES, Case, Problem
+from cases import CASES_BY_NAME, VMAP_CASES, Case, Problem, all_trained, vjp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
 from gramgn.optim._engine import BlockLinearisation
+from gramgn.optim._engines import make_engine
 from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim._losses import SquaredError
+from gramgn.optim._parameters import Trained
 from gramgn.optim._vmap_engine import VmapEngine
 
 TOLERANCE = 1e-10
+SQUARED = SquaredError()
 ENGINES = {
     "vmap": VmapEngine(),
     "vmap_chunk_1": VmapEngine(1),
@@ -26,7 +30,7 @@ ENGINES = {
 
 
 def linearised(problem: Problem, engine: VmapEngine | LoopEngine) -> BlockLinearisation:
-    return engine.linearise(problem.model, problem.trained(), problem.closure)
+    return engine.linearise(problem.model, problem.trained(), problem.closure, SQUARED)
 
 
 def relative_error(given: Tensor, expected: Tensor) -> float:
@@ -41,10 +45,12 @@ def test_jacobian_is_that_of_the_whole_batch(case: Case, engine: VmapEngine | Lo
     expected = problem.dense_jacobian()
     J = linearised(problem, engine)
     assert relative_error(torch.cat(list(J.blocks), dim=1), expected) < TOLERANCE
-    assert torch.allclose(J.residual.flatten(), problem.residual_at(problem.flat()), rtol=1e-12, atol=1e-12)
-    assert J.residual.shape == problem.closure().shape
+    assert torch.allclose(
+        J.reading.residual.flatten(), problem.residual_at(problem.flat()), rtol=1e-12, atol=1e-12
+    )
+    assert J.reading.residual.shape == problem.closure().shape
     assert J.num_samples == len(problem.args[0])
-    assert not J.residual.requires_grad
+    assert not J.reading.residual.requires_grad
 
 
 @pytest.mark.parametrize("case", VMAP_CASES, ids=lambda case: case.name)
@@ -53,11 +59,43 @@ def test_gram_and_vjp_are_products_of_that_jacobian(case: Case) -> None:
     expected = problem.dense_jacobian()
     J = linearised(problem, VmapEngine())
     assert J.gram().dtype == torch.float64
-    assert relative_error(J.gram(), expected @ expected.T) < TOLERANCE
-    u = torch.randn(len(expected), dtype=torch.float64)
-    pulled = J.vjp(u)
-    assert [d.shape for d in pulled] == [param.shape for param in problem.trained().values()]
-    assert relative_error(torch.cat([d.flatten() for d in pulled]), expected.T @ u) < TOLERANCE
+    assert J.gram().shape == (1, len(expected), len(expected))
+    assert relative_error(J.gram()[0], expected @ expected.T) < TOLERANCE
+    u, d = torch.randn(len(expected), dtype=torch.float64), torch.randn_like(expected[0])
+    pulled = vjp(J, problem.trained(), u)
+    assert relative_error(torch.cat([part.flatten() for part in pulled]), expected.T @ u) < TOLERANCE
+    assert relative_error(J.jvp(split(problem, d)), expected @ d) < TOLERANCE
+
+
+def split(problem: Problem, d: Tensor) -> list[Tensor]:
+    """Return d [m] in the parameters' shapes."""
+    params = list(problem.trained().params.values())
+    parts = d.split([param.numel() for param in params])
+    return [part.view_as(param) for part, param in zip(parts, params, strict=True)]
+
+
+@pytest.mark.parametrize("engine", ["stream", "vmap", "loop"])
+@pytest.mark.parametrize(
+    "name", ["mlp_three_outputs", "tied_weights", "tokens", "resnet_fixup", "convolution_twice"]
+)
+def test_groups_share_out_the_gram_matrix(name: str, engine: str) -> None:
+    """G14: one G for each parameter group, an empty one's is 0; scales go to the parameter they belong to."""
+    problem = CASES_BY_NAME[name].make()
+    params = problem.trained().params
+    trained = Trained(params, tuple(2 * (i % 2) for i in range(len(params))), 3)
+    columns = problem.dense_jacobian().split([param.numel() for param in params.values()], dim=1)
+    made = make_engine(engine, chunk_size=None, conv_path="static", low_memory=False, jacobian_dtype=None)
+    J = made.linearise(problem.model, trained, problem.closure, SQUARED)
+    G = J.gram()
+    for group in (0, 2):
+        dense = torch.cat([c for c, g in zip(columns, trained.groups, strict=True) if g == group], dim=1)
+        assert relative_error(G[group], dense @ dense.T) < TOLERANCE
+    assert not G[1].any()
+    scales, u = [0.5 - i for i in range(len(params))], torch.randn(len(G[0]), dtype=torch.float64)
+    out = [torch.ones_like(param) for param in params.values()]
+    J.add_vjp_(out, u, scales)
+    for tensor, scale, c in zip(out, scales, columns, strict=True):
+        assert torch.allclose(tensor.flatten(), 1 + scale * (c.T @ u), rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=30, deadline=None)
@@ -77,7 +115,11 @@ def test_weighted_rows_add_up_to_the_batch_gradient_with_frozen_statistics() -> 
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
     J = linearised(problem, VmapEngine())
     (0.5 * problem.closure().square().sum()).backward()
-    for pulled, param in zip(J.vjp(J.residual), problem.trained().values(), strict=True):
+    for pulled, param in zip(
+        vjp(J, problem.trained(), J.reading.residual.flatten()),
+        problem.trained().params.values(),
+        strict=True,
+    ):
         assert torch.allclose(pulled, param.grad, rtol=1e-10, atol=1e-12)
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in problem.model.named_buffers())
 
@@ -99,9 +141,9 @@ def test_residual_and_jacobian_share_the_dropout_mask(engine: VmapEngine | LoopE
     torch.manual_seed(3)
     model = Noisy().double()
     x = torch.ones(4, 64, dtype=torch.float64)
-    J = engine.linearise(model, dict(model.named_parameters()), lambda: model(x))
+    J = engine.linearise(model, all_trained(model), lambda: model(x), SQUARED)
     (block,) = J.blocks
-    assert torch.allclose(block @ model.layer.weight[0], J.residual, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(block @ model.layer.weight[0], J.reading.residual, rtol=1e-12, atol=1e-12)
     assert len({tuple(row.tolist()) for row in block}) == 4
     assert set(block.flatten().tolist()) == {0.0, 2.0}
 
@@ -114,7 +156,7 @@ def test_dropout_is_seeded() -> None:
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         residuals.append(
-            VmapEngine().linearise(model, dict(model.named_parameters()), lambda: model(x)).residual
+            VmapEngine().linearise(model, all_trained(model), lambda: model(x), SQUARED).reading.residual
         )
     assert torch.equal(residuals[0], residuals[1])
     assert not torch.equal(residuals[0], residuals[2])
@@ -127,8 +169,8 @@ def test_in_place_activation_gives_the_same_jacobian() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(inplace=inplace), nn.Linear(8, 1)).double()
         x = torch.randn(6, 5, dtype=torch.float64)
-        J = VmapEngine().linearise(model, dict(model.named_parameters()), lambda model=model, x=x: model(x))
-        blocks.append(torch.cat([*J.blocks, J.residual], dim=1))
+        J = VmapEngine().linearise(model, all_trained(model), lambda model=model, x=x: model(x), SQUARED)
+        blocks.append(torch.cat([*J.blocks, J.reading.residual], dim=1))
     assert torch.equal(blocks[0], blocks[1])
 
 
@@ -136,11 +178,13 @@ def test_closure_may_change_the_output_in_place() -> None:
     problem = CASES_BY_NAME["mlp"].make()
     target = torch.randn(6, 1, dtype=torch.float64)
     trained = problem.trained()
-    plain = VmapEngine().linearise(problem.model, trained, lambda: problem.model(*problem.args) - target)
-    in_place = VmapEngine().linearise(
-        problem.model, trained, lambda: problem.model(*problem.args).sub_(target)
+    plain = VmapEngine().linearise(
+        problem.model, trained, lambda: problem.model(*problem.args) - target, SQUARED
     )
-    assert torch.equal(plain.residual, in_place.residual)
+    in_place = VmapEngine().linearise(
+        problem.model, trained, lambda: problem.model(*problem.args).sub_(target), SQUARED
+    )
+    assert torch.equal(plain.reading.residual, in_place.reading.residual)
     assert torch.equal(plain.gram(), in_place.gram())
 
 
@@ -156,7 +200,7 @@ def test_keyword_and_nested_arguments_are_split_by_sample() -> None:
     model = Nested().double()
     x, z = torch.randn(2, 5, 4, dtype=torch.float64)
     J = VmapEngine().linearise(
-        model, dict(model.named_parameters()), lambda: model({"parts": [x, z]}, shift=2.0) - 1.0
+        model, all_trained(model), lambda: model({"parts": [x, z]}, shift=2.0) - 1.0, SQUARED
     )
     assert torch.allclose(J.blocks[0], x * z + 2.0, rtol=1e-12)
 
@@ -173,7 +217,7 @@ def test_nothing_is_left_on_the_model(engine: VmapEngine | LoopEngine) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        engine.linearise(problem.model, problem.trained(), failing)
+        engine.linearise(problem.model, problem.trained(), failing, SQUARED)
     assert set(vars(problem.model)) == before
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     assert not any(getattr(module, hook) for module in problem.model.modules() for hook in hooks)
@@ -190,7 +234,7 @@ def test_a_forward_of_the_users_own_is_put_back() -> None:
 
     model.forward = own
     x = torch.randn(4, 3, dtype=torch.float64)
-    J = VmapEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+    J = VmapEngine().linearise(model, all_trained(model), lambda: model(x), SQUARED)
     assert model.forward is own
     assert torch.allclose(J.blocks[0], x)
     # Once for J, sample by sample; and twice on the whole batch, to see that the samples do not mix.
@@ -198,7 +242,7 @@ def test_a_forward_of_the_users_own_is_put_back() -> None:
     calls.clear()
     engine = VmapEngine()
     for _ in range(2):
-        engine.linearise(model, dict(model.named_parameters()), lambda: model(x))
+        engine.linearise(model, all_trained(model), lambda: model(x), SQUARED)
     assert calls == [1, 4, 4, 1]
 
 
@@ -207,11 +251,12 @@ def test_hooks_of_the_model_run_once_and_see_the_batch() -> None:
     seen: list[tuple[int, ...]] = []
     model.register_forward_hook(lambda _module, _args, output: seen.append(tuple(output.shape)))
     x = torch.randn(4, 3, dtype=torch.float64)
-    VmapEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+    VmapEngine().linearise(model, all_trained(model), lambda: model(x), SQUARED)
     assert seen == [(4, 1)]
 
 
-def test_memory_is_flat_over_many_steps() -> None:
+@pytest.mark.parametrize("engine", ["stream", "vmap", "loop"])
+def test_memory_is_flat_over_many_steps(engine: str) -> None:
     """G11: optimizers, their steps and evaluations leave no tensor behind."""
     problem = CASES_BY_NAME["mlp_three_outputs"].make()
 
@@ -222,7 +267,10 @@ def test_memory_is_flat_over_many_steps() -> None:
     linearised(problem, VmapEngine())
     before = num_tensors()
     for _ in range(50):
-        GramGaussNewton(problem.model, lam=1.0, alpha=0.3).step(problem.closure)
+        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, momentum=0.9, engine=engine)
+        optimizer.step(problem.closure)
+        optimizer.step(problem.closure)
         with torch.no_grad():
             problem.closure()
+    del optimizer
     assert num_tensors() == before

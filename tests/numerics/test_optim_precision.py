@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import vjp
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,6 +15,8 @@ from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup, ResNetGN
 from gramgn.optim import _engine, _guards, _precision, _solve
 from gramgn.optim._engine import BlockLinearisation
+from gramgn.optim._losses import Reading
+from gramgn.optim._parameters import Trained
 from gramgn.optim._precision import float64_home, full_precision_products, jacobian_eps
 
 
@@ -26,8 +29,16 @@ def float32_precision() -> Iterator[None]:
 
 
 def block_linearisation(rows: int = 40, size: int = 3000) -> BlockLinearisation:
-    block = torch.randn(rows, size, generator=torch.Generator().manual_seed(0))
-    return BlockLinearisation(torch.zeros(rows), rows, 1e-7, [block], [torch.Size([size])])
+    return linearisation([torch.randn(rows, size, generator=torch.Generator().manual_seed(0))])
+
+
+def linearisation(blocks: list[Tensor], eps: float = 1e-7) -> BlockLinearisation:
+    """Return a Jacobian of residuals that are 0, each block that of one parameter."""
+    r = blocks[0].new_zeros(len(blocks[0]))
+    params = {str(i): block.new_empty(block.shape[1]) for i, block in enumerate(blocks)}
+    return BlockLinearisation(
+        Reading(r.sum(), r, r), len(r), eps, blocks, Trained(params, (0,) * len(params), 1)
+    )
 
 
 @pytest.mark.usefixtures("float32_precision")
@@ -38,11 +49,13 @@ def test_products_of_the_jacobian_ignore_reduced_precision(flag: str) -> None:
     u = torch.randn(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     exact = J.blocks[0].double()
     torch.set_float32_matmul_precision(flag)
-    G, pulled = J.gram(), J.vjp(u)[0]
+    d = torch.randn(3000, generator=torch.Generator().manual_seed(2))
+    (G,), (pulled,), pushed = J.gram(), vjp(J, J.trained, u), J.jvp([d])
     assert torch.get_float32_matmul_precision() == flag
     assert torch.backends.cuda.matmul.allow_tf32 == (flag != "highest")
     assert float((G - exact @ exact.T).norm() / G.norm()) < 1e-6
     assert float((pulled - u @ exact).norm() / pulled.norm()) < 1e-6
+    assert float((pushed - exact @ d.double()).norm() / pushed.norm()) < 1e-6
 
 
 def test_flags_are_put_back_after_an_error() -> None:
@@ -81,15 +94,16 @@ def test_precision_of_the_jacobian_follows_the_flags() -> None:
 def test_small_end_of_the_gram_matrix_survives_the_sum_over_blocks() -> None:
     """Summed in float32, 1 beside 1e8 would be lost; the blocks' products are summed in float64."""
     blocks = [torch.tensor([[1e4], [0.0]]), torch.tensor([[1.0], [0.0]])]
-    J = BlockLinearisation(torch.zeros(2), 2, 1e-7, blocks, [torch.Size([1])] * 2)
-    assert float(J.gram()[0, 0]) == 1e8 + 1
+    assert float(linearisation(blocks).gram()[0, 0, 0]) == 1e8 + 1
 
 
 def test_half_precision_blocks_are_multiplied_in_float32() -> None:
     block = torch.full((2, 3), 100.0, dtype=torch.float16)
-    J = BlockLinearisation(torch.zeros(2), 2, 1e-3, [block], [torch.Size([3])])
-    assert torch.equal(J.gram(), torch.full((2, 2), 3e4, dtype=torch.float64))
-    assert J.vjp(torch.ones(2, dtype=torch.float64))[0].dtype == torch.float16
+    J = linearisation([block], 1e-3)
+    assert torch.equal(J.gram(), torch.full((1, 2, 2), 3e4, dtype=torch.float64))
+    assert torch.equal(J.jvp([torch.full((3,), 300.0).half()]), torch.full((2,), 9e4, dtype=torch.float64))
+    (pulled,) = vjp(J, J.trained, torch.ones(2, dtype=torch.float64))
+    assert torch.equal(pulled, torch.full((3,), 200.0, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("network", [ResNetFixup, ResNetGN])
@@ -166,11 +180,11 @@ def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.Monke
 
     # torch's meta device stands in for it: float64 there is refused, and only the copy to the CPU fails.
     monkeypatch.setattr(_engine, "float64_home", lambda _device: torch.device("cpu"))
-    J = BlockLinearisation(torch.zeros(2), 2, 1e-7, [torch.ones(2, 3, device="meta")], [torch.Size([3])])
+    J = linearisation([torch.ones(2, 3, device="meta")])
     with NoFloat64OnMeta(), pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         J.gram()
     with NoFloat64OnMeta():
-        (pulled,) = J.vjp(torch.ones(2, dtype=torch.float64))
+        (pulled,) = vjp(J, J.trained, torch.ones(2, dtype=torch.float64))
     assert (pulled.device.type, pulled.dtype) == ("meta", torch.float32)
 
 

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 import torch
-from cases import CASES, CASES_BY_NAME, Case, Problem
+from cases import CASES, CASES_BY_NAME, Case, Problem, all_trained, vjp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -17,20 +17,35 @@ from torch.utils.checkpoint import checkpoint
 
 from gramgn import GramGaussNewton
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._stream import StreamEngine, _rules_conv
-from gramgn.optim._stream._accumulator import StreamLinearisation
+from gramgn.optim._losses import SquaredError
+from gramgn.optim._stream import StreamEngine, _conv_paths
+from gramgn.optim._stream._linearisation import StreamLinearisation
 
 TOLERANCE = 1e-10
 
 
+SQUARED = SquaredError()
+
+# Networks of the table that are made to have modules without a rule.
+pytestmark = pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
+
+
 def linearised(problem: Problem, engine: StreamEngine | None = None) -> StreamLinearisation:
-    return (engine or StreamEngine()).linearise(problem.model, problem.trained(), problem.closure)
+    return (engine or StreamEngine()).linearise(problem.model, problem.trained(), problem.closure, SQUARED)
+
+
+def of_model(model: nn.Module, closure, engine: StreamEngine | None = None) -> StreamLinearisation:
+    return (engine or StreamEngine()).linearise(model, all_trained(model), closure, SQUARED)
+
+
+def residual(J: StreamLinearisation) -> Tensor:
+    return J.reading.residual
 
 
 def dense(J: StreamLinearisation) -> Tensor:
     """Return J [b k, m] row by row."""
-    rows = torch.eye(J.residual.numel(), dtype=torch.float64)
-    return torch.stack([torch.cat([d.flatten() for d in J.vjp(row)]) for row in rows])
+    rows = torch.eye(residual(J).numel(), dtype=torch.float64)
+    return torch.stack([torch.cat([d.flatten() for d in vjp(J, J.trained, row)]) for row in rows])
 
 
 def relative_error(given: Tensor, expected: Tensor) -> float:
@@ -40,7 +55,7 @@ def relative_error(given: Tensor, expected: Tensor) -> float:
 def assert_right(problem: Problem, engine: StreamEngine | None = None) -> None:
     J, expected = linearised(problem, engine), problem.dense_jacobian()
     assert relative_error(dense(J), expected) < TOLERANCE
-    assert relative_error(J.gram(), expected @ expected.T) < TOLERANCE
+    assert relative_error(J.gram()[0], expected @ expected.T) < TOLERANCE
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -50,21 +65,24 @@ def test_jacobian_and_gram_are_those_of_the_whole_batch(case: Case) -> None:
     for _ in range(2):
         assert_right(problem, engine)
     J = linearised(problem, engine)
-    assert J.residual.shape == problem.closure().shape
-    assert torch.allclose(J.residual.flatten(), problem.residual_at(problem.flat()), rtol=1e-12, atol=1e-12)
+    assert residual(J).shape == problem.closure().shape
+    assert torch.allclose(residual(J).flatten(), problem.residual_at(problem.flat()), rtol=1e-12, atol=1e-12)
     assert J.num_samples == len(problem.args[0])
     assert J.gram().dtype == torch.float64
-    assert not J.residual.requires_grad
-    assert [d.shape for d in J.vjp(J.residual.flatten())] == [p.shape for p in problem.trained().values()]
+    assert not residual(J).requires_grad
+    assert [d.shape for d in vjp(J, J.trained, residual(J).flatten())] == [
+        p.shape for p in problem.trained().params.values()
+    ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_agrees_with_the_oracle(case: Case) -> None:
     problem = case.make()
-    J, oracle = linearised(problem), LoopEngine().linearise(problem.model, problem.trained(), problem.closure)
-    assert relative_error(J.gram(), oracle.gram()) < TOLERANCE
-    u = torch.randn(J.residual.numel(), dtype=torch.float64)
-    for pulled, expected in zip(J.vjp(u), oracle.vjp(u), strict=True):
+    J = linearised(problem)
+    oracle = LoopEngine().linearise(problem.model, problem.trained(), problem.closure, SQUARED)
+    assert relative_error(J.gram()[0], oracle.gram()[0]) < TOLERANCE
+    u = torch.randn(residual(J).numel(), dtype=torch.float64)
+    for pulled, expected in zip(vjp(J, J.trained, u), vjp(oracle, J.trained, u), strict=True):
         assert torch.allclose(pulled, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -74,13 +92,20 @@ def test_float32_agrees_within_its_rounding(case: Case) -> None:
     expected = problem.dense_jacobian()
     model = copy.deepcopy(problem.model).float()
     args = tuple(arg.float() if arg.is_floating_point() else arg for arg in problem.args)
-    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    J = StreamEngine().linearise(model, params, lambda: problem.residual(model(*args).double()))
-    assert relative_error(J.gram(), expected @ expected.T) < 1e-4
+    J = of_model(model, lambda: problem.residual(model(*args).double()))
+    assert relative_error(J.gram()[0], expected @ expected.T) < 1e-4
+
+
+def watched(path, seen: list):
+    def run(*args):
+        seen.append(path)
+        return path(*args)
+
+    return run
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("form", ["_columns", "_grouped"])
+@pytest.mark.parametrize("path", ["columns", "grouped", "strips", "pointwise"])
 @settings(max_examples=20, deadline=None)
 @given(
     b=st.integers(1, 6),
@@ -92,9 +117,9 @@ def test_float32_agrees_within_its_rounding(case: Case) -> None:
     size=st.tuples(st.integers(5, 7), st.integers(5, 8)),
     k=st.integers(1, 2),
 )
-def test_both_ways_of_a_convolution(
+def test_every_way_of_a_convolution(
     memory_format: torch.memory_format,
-    form: str,
+    path: str,
     b: int,
     channels: tuple[int, int],
     kernel: tuple[int, int],
@@ -104,8 +129,13 @@ def test_both_ways_of_a_convolution(
     size: tuple[int, int],
     k: int,
 ) -> None:
-    """G05: both paths at any shape and in either memory format, whatever the static rule would choose."""
+    """G05: each path at any shape it covers and in either memory format, whatever the static rule chooses."""
     torch.manual_seed(0)
+    if path == "strips":
+        stride, dilation = (1, 1), (1, 1)
+        kernel, padding = (3, 2 * kernel[1] - 1), (1, kernel[1] - 1)
+    elif path == "pointwise":
+        kernel, stride, padding, dilation = (1, 1), (1, 1), (0, 0), (1, 1)
     conv = nn.Conv2d(*channels, kernel, stride=stride, padding=padding, dilation=dilation)
     model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.LazyLinear(k)).double()
     x = torch.randn(b, channels[0], *size, dtype=torch.float64)
@@ -113,10 +143,13 @@ def test_both_ways_of_a_convolution(
     x = x.contiguous(memory_format=memory_format)
     model.to(memory_format=memory_format)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_rules_conv, "_prefers_columns", lambda *_: form == "_columns")
-        patch.setattr(_rules_conv, "COLUMNS_BYTES", 0)
-        patch.setattr(_rules_conv, "LEAST_SAMPLES", 2)
-        assert_right(Problem(model, (x,), torch.sin))
+        patch.setattr(_conv_paths, "COLUMNS_BYTES", 0)
+        patch.setattr(_conv_paths, "STRIPS_BYTES", 0)
+        seen = []
+        patch.setitem(_conv_paths.PATHS, path, watched(_conv_paths.PATHS[path], seen))
+        patch.setattr(_conv_paths, "LEAST_SAMPLES", 2)
+        assert_right(Problem(model, (x,), torch.sin), StreamEngine(conv_path=path))
+        assert seen
 
 
 @settings(max_examples=30, deadline=None)
@@ -133,12 +166,10 @@ def test_linear_layers_of_any_leading_shape(b: int, k: int, middle: list[int], b
 def test_the_block_of_a_linear_layer_is_not_formed() -> None:
     """The Hadamard Gram matrix: only inputs and output gradients are held."""
     J = linearised(CASES_BY_NAME["mlp_three_outputs"].make())
-    assert not J.accumulated.blocks
-    assert len(J.accumulated.factors) == 2
-    assert set(linearised(CASES_BY_NAME["used_twice"].make()).accumulated.blocks) == {
-        "layer.weight",
-        "layer.bias",
-    }
+    assert not J.jacobian.accumulated.held
+    assert len(J.jacobian.accumulated.factors) == 2
+    twice = linearised(CASES_BY_NAME["used_twice"].make()).jacobian.accumulated
+    assert {name for blocks in twice.small for name in blocks.names} == {"layer.weight", "layer.bias"}
 
 
 def test_autograd_forms_no_weight_gradient() -> None:
@@ -167,7 +198,7 @@ def test_model_and_closure_are_called_once() -> None:
         calls.append("closure")
         return problem.closure()
 
-    StreamEngine().linearise(problem.model, problem.trained(), closure)
+    StreamEngine().linearise(problem.model, problem.trained(), closure, SQUARED)
     assert calls == ["closure", "layer", "model"]
 
 
@@ -190,7 +221,7 @@ def test_nothing_is_left_on_the_model(name: str) -> None:
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        StreamEngine().linearise(problem.model, problem.trained(), failing)
+        StreamEngine().linearise(problem.model, problem.trained(), failing, SQUARED)
     assert set(vars(problem.model)) == before
     assert not has_hooks(problem.model)
     assert all(param.grad is None for param in problem.model.parameters())
@@ -252,8 +283,8 @@ def test_copies_hold_no_buffers() -> None:
     model, copied = copy.deepcopy((problem.model, optimizer))
     again = pickle.loads(pickle.dumps((model, copied)))[1]
     for other in (copied, again):
-        assert not other._engine._buffers._flat
-        assert not other._engine._buffers._kept
+        assert not other._engine._memories.buffers._flat
+        assert not other._engine._memories.buffers._kept
     copied.step(lambda: model(*problem.args))
 
 
@@ -303,7 +334,7 @@ def test_what_would_be_wrong_is_refused(forward, message: str) -> None:
     model = Free(forward).double()
     x = torch.randn(6, 8 if forward is turned else 4, dtype=torch.float64)
     with pytest.raises(ValueError, match=message):
-        StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+        of_model(model, lambda: model(x))
     assert not has_hooks(model)
 
 
@@ -311,7 +342,7 @@ def test_as_many_places_as_samples_are_not_taken_for_samples() -> None:
     model = Free(turned).double()
     x = torch.randn(2, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="mixes samples"):
-        StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
+        of_model(model, lambda: model(x))
 
 
 class Noisy(nn.Module):
@@ -343,8 +374,8 @@ def test_residual_and_jacobian_share_the_dropout_mask() -> None:
     """G16: f = J w holds for a linear model with the same mask only."""
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(64, 1, bias=False)).double()
     x = torch.ones(4, 64, dtype=torch.float64)
-    J = StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(x))
-    assert torch.allclose(dense(J) @ model[1].weight[0], J.residual[:, 0], rtol=1e-12, atol=1e-12)
+    J = of_model(model, lambda: model(x))
+    assert torch.allclose(dense(J) @ model[1].weight[0], residual(J)[:, 0], rtol=1e-12, atol=1e-12)
 
 
 def test_a_zero_last_layer() -> None:
@@ -366,7 +397,7 @@ def test_unbatched_layers_are_refused() -> None:
         ).sum()[None]
         x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
         with pytest.raises(ValueError, match="without a dimension for samples"):
-            StreamEngine().linearise(model, dict(model.named_parameters()), lambda x=x: model(x))
+            of_model(model, lambda x=x: model(x))
 
 
 def test_masks_that_are_no_numbers_may_multiply_a_parameter() -> None:
@@ -386,14 +417,12 @@ def test_bfloat16_blocks_are_multiplied_in_float32(name: str) -> None:
     problem = CASES_BY_NAME[name].make()
     model = copy.deepcopy(problem.model).bfloat16()
     args = tuple(arg.bfloat16() for arg in problem.args)
-    J = StreamEngine().linearise(model, dict(model.named_parameters()), lambda: model(*args).float())
+    J = of_model(model, lambda: model(*args).float())
     rows = torch.stack(
-        [torch.cat([d.flatten() for d in J.vjp(row)]).double() for row in torch.eye(J.residual.numel())]
+        [
+            torch.cat([d.flatten() for d in vjp(J, J.trained, row)]).double()
+            for row in torch.eye(residual(J).numel(), dtype=torch.float64)
+        ]
     )
-    assert relative_error(J.gram(), rows @ rows.T) < 0.02
-    assert all(d.dtype == torch.bfloat16 for d in J.vjp(J.residual.flatten()))
-
-
-def test_chunk_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="chunk_size is an option of engine='vmap'"):
-        GramGaussNewton(nn.Linear(3, 1), lam=1.0, alpha=0.3, engine="stream", chunk_size=4)
+    assert relative_error(J.gram()[0], rows @ rows.T) < 0.02
+    assert all(d.dtype == torch.bfloat16 for d in vjp(J, J.trained, residual(J).flatten()))

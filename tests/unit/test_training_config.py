@@ -26,6 +26,8 @@ from gramgn.training import TrainerConfig, apply_settings, choose_device
         ("eval_every", 0),
         ("deterministic", "yes"),
         ("tf32", 1),
+        ("channels_last", "yes"),
+        ("compile", 1),
     ],
 )
 def test_values_out_of_range_are_named(name: str, value: Any) -> None:

@@ -106,3 +106,17 @@ def test_feature_vectors_pass_through() -> None:
     features = np.linspace(0, 1, 30).reshape(10, 3).astype(np.float32)
     inputs, _ = make(images=features).batch("train", slice(0, 6))
     assert inputs.numpy() == pytest.approx(features[:6])
+
+
+@pytest.mark.parametrize("stored_channels", [1, 3])
+def test_batches_in_channels_last_hold_the_same_numbers(stored_channels: int) -> None:
+    images = np.random.default_rng(2).integers(0, 256, (10, stored_channels, 4, 4), dtype=np.uint8)
+    data = make(images)
+    for index in (slice(1, 4), torch.tensor([4, 0, 2])):
+        contiguous, _ = data.batch("train", index)
+        data.memory_format = torch.channels_last
+        inputs, _ = data.batch("train", index)
+        data.memory_format = torch.contiguous_format
+        assert torch.equal(inputs, contiguous)
+        assert contiguous.is_contiguous()
+        assert inputs.is_contiguous(memory_format=torch.channels_last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,11 +29,13 @@ from gramgn.training import (
     Trainer,
     TrainerConfig,
     apply_settings,
+    check_compile,
     choose_device,
     load_weights,
     seed_everything,
     synchronize,
     takes_model,
+    use_channels_last,
 )
 
 
@@ -102,6 +104,8 @@ def build_parts(job: Job) -> Parts:
         seed_everything(job.config["seed"])
         model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
         optimizer = _build_optimizer(job.config["optimizer"], model)
+        if config.compile:
+            check_compile(optimizer, device)
         dataset = build_dataset(job.config["dataset"])
         if hasattr(dataset, "check"):
             dataset.check(config.image_size)
@@ -156,9 +160,12 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         standardize_targets=config.standardize_targets,
     )
     batch_size = config.batch_size_for(data.size("train"))
+    say = recording.reporter.say
+    channels_last = config.channels_last and use_channels_last(parts.model, data, say)
     recording.add(
         dataset=described,
         scaling=vars(data.scaling),
+        precision=asdict(replace(parts.precision, channels_last=channels_last)),
         optimizer=optimizer_record(job, parts.optimizer, batch_size),
     )
     recording.reporter.unit = loaded.unit

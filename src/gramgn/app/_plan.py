@@ -13,6 +13,7 @@ from gramgn.app._schema import check_entries
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.tracking import portable
 from gramgn.tracking.records import RunFolder, write_atomic
+from gramgn.training import FORMER_BEHAVIOUR
 
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
 LOCAL_FILE = "local.json"
@@ -78,7 +79,7 @@ def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path
         raise ConfigError(
             f"the run in {folder} diverged ({why}) and would do so again; start a new one with other settings"
         )
-    config = with_local_paths(stored["config"], folder)
+    config = with_local_paths(_with_later_settings(stored["config"]), folder)
     for key in RESUMABLE:
         if key in keys:
             section, name = key.split(".")
@@ -110,8 +111,14 @@ def _stored_run(folder: Path) -> dict[str, Any]:
                 f"{folder / 'run.json'} cannot be resumed from: its entry '{name}' is {value!r:.60}. "
                 "It was edited or damaged; put the original back, or start a new run"
             )
-    check_entries(run["config"])
+    check_entries(_with_later_settings(run["config"]))
     return run
+
+
+def _with_later_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration with the settings that came after it, as they were then."""
+    trainer = config.get("trainer")
+    return {**config, "trainer": FORMER_BEHAVIOUR | trainer if isinstance(trainer, dict) else trainer}
 
 
 def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -15,7 +15,7 @@ from torch import nn
 from gramgn.app._plan import RESUMABLE, Job, split_paths
 from gramgn.app._repository import repository
 from gramgn.tracking import git_state, portable, processor_name, start_record
-from gramgn.training import Precision
+from gramgn.training import FORMER_BEHAVIOUR, Precision
 
 
 def first_record(
@@ -60,7 +60,12 @@ def identity(record: Mapping[str, Any]) -> str:
     """Return what ties checkpoints to a run: its id and everything in its configuration that may not change."""
     config = {name: value for name, value in record["config"].items() if name not in ("tracking", "resume")}
     may_change = [key.split(".")[1] for key in RESUMABLE]
-    config["trainer"] = {name: value for name, value in config["trainer"].items() if name not in may_change}
+    config["trainer"] = {
+        name: value
+        for name, value in config["trainer"].items()
+        # A setting that came later is left out where it asks for what was done before it existed.
+        if name not in may_change and (name, value) not in FORMER_BEHAVIOUR.items()
+    }
     return hashlib.sha256(json.dumps([record["id"], config], sort_keys=True).encode()).hexdigest()
 
 
@@ -77,14 +82,18 @@ def dataset_record(data: Any) -> dict[str, Any]:
 
 
 def optimizer_record(job: Job, optimizer: torch.optim.Optimizer, batch_size: int | None) -> dict[str, Any]:
-    """Return the optimizer's name and, once b is known, GGN's alpha in both conventions for a whole batch."""
+    """Return the optimizer's name and, once b is known, GGN's alpha in both conventions for a whole batch.
+
+    Relative to the trace of G it has no fixed value in either: metrics.csv tells it for every epoch.
+    """
     record: dict[str, Any] = {"name": job.choices.get("optimizer", type(optimizer).__name__)}
     settings = optimizer.param_groups[0]
     if "lam" in settings and batch_size is not None:
         convention = settings.get("damping_convention", "sum")
-        alpha_sum = float(settings["alpha"]) * (batch_size if convention == "mean" else 1)
         record |= {"lam": float(settings["lam"]), "damping_convention": convention}
-        record |= {"alpha_sum": alpha_sum, "alpha_mean": alpha_sum / batch_size}
+        if convention != "trace":
+            alpha_sum = float(settings["alpha"]) * (batch_size if convention == "mean" else 1)
+            record |= {"alpha_sum": alpha_sum, "alpha_mean": alpha_sum / batch_size}
     return record
 
 

@@ -11,7 +11,14 @@ from typing import Any
 from gramgn.errors import InputError
 from gramgn.tracking.records import Row, RunFolder, find_runs
 
-OPTIMIZER_NAMES = {"ggn": "GGN", "sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}
+OPTIMIZER_NAMES = {
+    "ggn": "GGN",
+    "ggn_spring": "GGN, SPRING",
+    "ggn_lm": "GGN, LM damping",
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "muon": "Muon",
+}
 MODEL_NAMES = {"resnet_fixup": "ResNetFixup", "resnet_bn": "ResNetBN", "resnet_gn": "ResNetGN"}
 
 # Entries of a configuration that do not make it another experiment.

@@ -5,7 +5,9 @@ add a way of forming the Jacobian: one new module that fulfils ``_engine.Engine`
 ``_engines.py``.
 """
 
+from gramgn.optim._adaptive import LevenbergMarquardt
 from gramgn.optim._gram_gauss_newton import GramGaussNewton
 from gramgn.optim._info import SolveError, StepInfo
+from gramgn.optim._line_search import Armijo
 
-__all__ = ["GramGaussNewton", "SolveError", "StepInfo"]
+__all__ = ["Armijo", "GramGaussNewton", "LevenbergMarquardt", "SolveError", "StepInfo"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -31,6 +32,15 @@ class Batch:
         """Return the tensors with one entry for each sample, cut to a range of samples."""
         return [leaf[start:stop] for leaf, batched in zip(self.leaves, self.batched, strict=True) if batched]
 
+    def chunk(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call on a range of samples."""
+        leaves = [
+            leaf[start:stop] if batched else leaf
+            for leaf, batched in zip(self.leaves, self.batched, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return args, kwargs
+
     def arguments(self, sample: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of a call on one sample, as a batch of one."""
         of_sample = iter(sample)
@@ -52,3 +62,32 @@ class OwnForward(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.own_forward(*args, **kwargs)
+
+
+def check_per_sample(
+    model: nn.Module,
+    original: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Tensor,
+) -> None:
+    """Refuse a model whose outputs on the whole batch are not those on single samples.
+
+    Done at the first step, and again where other arguments have one entry for each sample. A model that draws
+    random numbers, such as dropout, is told by two passes that differ, and cannot be compared.
+    """
+    cards = [output.device] if output.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices=cards):
+        whole, again = original(*args, **kwargs), original(*args, **kwargs)
+    if not isinstance(whole, Tensor) or not torch.equal(whole, again) or not torch.isfinite(whole).all():
+        return
+    output = output.detach()
+    tolerance = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    if whole.shape == output.shape and bool((whole - output).abs().max() <= tolerance):
+        return
+    raise ValueError(
+        f"{type(model).__name__} gives a sample other outputs within a batch than alone: an output depends on "
+        "other samples (such as x - x.mean(0)), or a tensor that all samples share has as many entries as the "
+        "batch and was split among them. Make every output depend on its own sample only, hand shared tensors "
+        "to the model at construction, or take engine='loop'"
+    )

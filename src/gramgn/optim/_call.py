@@ -8,30 +8,33 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gramgn.optim._engine import Closure
-from gramgn.optim._guards import check_modes, check_residual
+from gramgn.optim._guards import check_modes
+from gramgn.optim._losses import Loss, Reading
 
+Closure = Callable[[], Any]
 Forward = Callable[..., Any]
 
 
 def call_closure(
     model: nn.Module,
     closure: Closure,
+    loss: Loss,
     run: Callable[[Forward, tuple[Any, ...], dict[str, Any]], tuple[Tensor, int]],
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Reading, int]:
     """Call ``closure`` with ``model.forward`` replaced by ``run``.
 
     Args:
         model: The network that the closure calls.
-        closure: Returns the residuals.
+        closure: Returns what ``loss`` reads.
+        loss: Reads it.
         run: Given the model's own forward and the arguments of the call, returns the outputs [b, ...] that
             the closure gets to see, and the number of samples b.
 
     Returns:
-        The residuals, connected to the outputs by autograd; the outputs; b.
+        What was read, connected to the outputs by autograd, and b.
 
     Raises:
-        ValueError: The closure called the model not exactly once, or did not return residuals.
+        ValueError: The closure called the model not exactly once, or did not return what the loss needs.
     """
     calls: list[tuple[Tensor, int]] = []
 
@@ -48,15 +51,14 @@ def call_closure(
         return output
 
     with _replaced_forward(model, forward):
-        residual = closure()
+        returned = closure()
     if not calls:
         raise ValueError(
             "the closure did not call the model; it must call model(...), the very module that was given to "
             "the optimizer, exactly once (not a part of it, a copy, or another method)"
         )
     (output, num_samples) = calls[0]
-    check_residual(residual, output, num_samples)
-    return residual, output, num_samples
+    return loss.read(returned, output, num_samples), num_samples
 
 
 @contextmanager

@@ -1,59 +1,79 @@
-"""The two readings of alpha, and what values of the hyper-parameters are allowed."""
+"""What alpha and weight decay stand beside, and how they enter the one system of all parameter groups."""
 
 from __future__ import annotations
 
-import math
-from numbers import Real
-from typing import Any
+from dataclasses import dataclass
 
-CONVENTIONS = ("sum", "mean")
+CONVENTIONS = ("sum", "mean", "trace")
 
 
-def alpha_in_sum(alpha: float, num_samples: int, convention: str) -> float:
-    """Return alpha as it stands beside the sum J J^T in lam J J^T + alpha I.
+def warmed_up(alpha: float, num_steps: int, warmup_steps: int, factor: float) -> float:
+    """Return alpha in the warm-up of damping: ``factor`` alpha at first, falling geometrically to alpha.
 
     Args:
         alpha: The value as configured.
-        num_samples: b, the samples in this batch (not rows: also for several outputs).
-        convention: ``"sum"``: alpha as the paper prints its formula. ``"mean"``: alpha stands beside the mean
-            J J^T / b, which goes with the paper's mean square loss, so alpha_sum = alpha * b.
+        num_steps: The steps taken before this one.
+        warmup_steps: How long it lasts.
+        factor: What alpha is multiplied by in the first step.
     """
-    return alpha * num_samples if convention == "mean" else alpha
+    return alpha * factor ** (1 - num_steps / warmup_steps) if num_steps < warmup_steps else alpha
 
 
-def check_number(name: str, value: Any, *, least: float, strict: bool) -> float:
-    """Return ``value`` as a float if it is a finite number in range.
+@dataclass(frozen=True)
+class Damping:
+    """Damping and weight decay inside of the solve by parameter group, beside the *sum* J J^T.
+
+    Attributes:
+        alpha: alpha of each group.
+        weight_decay: wd of each group; 0 where it is decoupled.
+        first: The first group that has something to train.
+    """
+
+    alpha: tuple[float, ...]
+    weight_decay: tuple[float, ...]
+    first: int
+
+    @property
+    def betas(self) -> tuple[float, ...]:
+        """Return alpha + wd of each group."""
+        return tuple(alpha + wd for alpha, wd in zip(self.alpha, self.weight_decay, strict=True))
+
+    @property
+    def beta(self) -> float:
+        """Return alpha + wd of the first group: the damping of the system that is solved."""
+        return self.betas[self.first]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Return c = beta / (alpha + wd), by which each group's share of G stands in that system; 1 for one group."""
+        return tuple(self.beta / beta if beta > 0 else 1.0 for beta in self.betas)
+
+
+def beside_sum(
+    alpha: tuple[float, ...],
+    weight_decay: tuple[float, ...],
+    convention: str,
+    *,
+    first: int,
+    num_samples: int,
+    mean_eigenvalue: float,
+) -> Damping:
+    """Translate alpha and weight decay to where they stand beside the sum J J^T.
 
     Args:
-        name: What the number is called.
-        value: What was given.
-        least: The lower bound.
-        strict: Whether the bound itself is excluded.
-
-    Raises:
-        ValueError: It is no number, not finite or too small.
+        alpha: By group, as configured.
+        weight_decay: By group, as configured; 0 where it is decoupled.
+        convention: ``"sum"``: alpha as the paper prints its formula (Algorithm 1 of arXiv 1905.11675).
+            ``"mean"``: beside the mean J J^T / b, which goes with the mean square loss: alpha_sum = alpha b.
+            ``"trace"``: relative to the mean eigenvalue of G, so that rescaling the outputs changes nothing,
+            as in Marquardt (1963) and the factored damping of Martens and Grosse (2015, section 6.3). Weight
+            decay belongs to what is minimised and not to the step, so it stands beside the mean there.
+        first: The first group that has something to train.
+        num_samples: b, the samples in this batch (not rows: also for several outputs).
+        mean_eigenvalue: trace(G) / n, over all groups and n rows.
     """
-    bound = f"{'>' if strict else '>='} {least:g}"
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number {bound}, got {value!r} of type {type(value).__name__}")
-    number = float(value)
-    if not math.isfinite(number) or number < least or (strict and number == least):
-        raise ValueError(f"{name} must be a finite number {bound}, got {number!r}")
-    return number
-
-
-def check_hyperparameters(group: dict[str, Any]) -> tuple[float, float, float]:
-    """Return (lr, lam, alpha) of a parameter group if each is allowed: lr >= 0, lam > 0, alpha >= 0.
-
-    They are checked at every step, because schedulers write into the group.
-
-    Raises:
-        ValueError: A value is out of range, or the damping convention is unknown.
-    """
-    if group["damping_convention"] not in CONVENTIONS:
-        raise ValueError(f"damping_convention must be 'sum' or 'mean', got {group['damping_convention']!r}")
-    return (
-        check_number("lr", group["lr"], least=0.0, strict=False),
-        check_number("lam", group["lam"], least=0.0, strict=True),
-        check_number("alpha", group["alpha"], least=0.0, strict=False),
+    of_alpha = {"sum": 1.0, "mean": float(num_samples), "trace": mean_eigenvalue}[convention]
+    of_decay = 1.0 if convention == "sum" else float(num_samples)
+    return Damping(
+        tuple(value * of_alpha for value in alpha), tuple(value * of_decay for value in weight_decay), first
     )

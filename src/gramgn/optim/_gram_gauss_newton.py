@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gramgn.optim._damping import alpha_in_sum, check_hyperparameters
-from gramgn.optim._engine import Closure
+from gramgn.optim._acceptance import Outcome
+from gramgn.optim._adaptive import LevenbergMarquardt
+from gramgn.optim._call import Closure
 from gramgn.optim._engines import make_engine
 from gramgn.optim._guards import (
     check_batch_statistics,
@@ -20,15 +20,31 @@ from gramgn.optim._guards import (
     check_process,
     note_device,
 )
-from gramgn.optim._info import NON_FINITE, STATUSES, WARNINGS, SolveError, StepInfo
+from gramgn.optim._info import NON_FINITE, STATUSES, WARNINGS, StepInfo
+from gramgn.optim._line_search import Armijo
 from gramgn.optim._memory import explained_out_of_memory
-from gramgn.optim._parameters import trainable
-from gramgn.optim._solve import Solution, solve
-from gramgn.optim._state import check_state, pack_state
+from gramgn.optim._options import make_acceptance, make_loss
+from gramgn.optim._parameters import Trained, trainable
+from gramgn.optim._report import report
+from gramgn.optim._settings import Settings, check_new_group, check_shared, read_settings
+from gramgn.optim._state import DIRECTION, check_state, pack_state
+from gramgn.optim._system import Step, System, add_step, linear_model, propose
+from gramgn.optim._trial import Line, RandomState, Trial, random_state
+
+# What the paper's plain step has in place of each variant.
+PLAIN: dict[str, Any] = {
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "decoupled_weight_decay": False,
+    "damping_warmup_steps": 0,
+    "damping_warmup_factor": 10.0,
+    "max_step_norm": None,
+}
+COUNTS = ("steps", *STATUSES, "ill_conditioned", "rejected", "given_up")
 
 
 class GramGaussNewton(torch.optim.Optimizer):
-    """Gram-Gauss-Newton for regression: a Gauss-Newton step through the b x b Gram matrix of a mini-batch.
+    """Gram-Gauss-Newton: a Gauss-Newton step through the b x b Gram matrix of a mini-batch.
 
     With residuals r = f - y of b samples, J their Jacobian with respect to the m trainable parameters::
 
@@ -42,32 +58,56 @@ class GramGaussNewton(torch.optim.Optimizer):
         for x, y in loader:
             info = optimizer.step(lambda: model(x) - y)
 
-    ``lr``, ``lam``, ``alpha`` and ``damping_convention`` live in ``param_groups[0]``, where schedulers change
-    them. Parameters with ``requires_grad=False`` have no column in J and do not move. ``p.grad`` is not read
-    or written. The optimizer holds the module itself: copy or pickle both together, ``copy.deepcopy((model,
-    optimizer))``. On Apple's MPS, which has no float64, G is summed and the system solved on the CPU.
+    Numbers live in ``param_groups``, where schedulers change them. ``lr``, ``alpha`` and ``weight_decay`` may differ
+    between groups, by u = (lam sum_g G_g / beta_g + I)^-1 r and d_g = -J_g^T u / beta_g with beta_g = alpha_g +
+    wd_g; the other values are shared. Parameters with ``requires_grad=False`` have no column in J and do not move.
+    ``p.grad`` is not read or written. The optimizer holds the module itself: copy or pickle both together,
+    ``copy.deepcopy((model, optimizer))``. On Apple's MPS, which has no float64, G is summed and the system solved
+    on the CPU. Not part of ``state_dict``: model, loss, engine, ``adaptive_damping`` and ``line_search``.
 
     Args:
         model: The network. Each output must depend on its own sample only (no batch statistics).
-        params: What to train: parameters of ``model``, or one parameter group; None: all that require
-            gradients.
-        lr: Factor on the step; the method has none, so 1.
+        params: What to train: parameters of ``model``, or parameter groups; None: all that require gradients.
+        lr: Factor on the step, >= 0; the method has none, so 1.
         lam: lambda of the paper, > 0; 1 there.
-        alpha: alpha of the paper, >= 0; 0 is the minimum-norm step.
+        alpha: alpha of the paper, >= 0; 0 for all groups is the minimum-norm step.
         damping_convention: ``"sum"``: alpha stands beside the sum J J^T, as the formula is printed.
             ``"mean"``: beside the mean J J^T / b, as the mean square loss suggests: alpha_sum = alpha b.
-        chunk_size: Samples at a time while J is formed, for ``engine="vmap"``; None: the whole batch. Results
-            agree to rounding.
-        engine: ``"vmap"``; ``"stream"``: J layer by layer in one backward pass, without the blocks of linear
-            layers (the rest of J stays in memory for the next step); or ``"loop"``: one backward pass for
-            each row, for tests and odd networks.
+            ``"trace"``: relative to the mean eigenvalue of G, alpha_sum = alpha trace(G) / (b k), after Marquardt
+            (1963), whose damping is relative to the curvature too.
+        loss: ``"squared_error"``, or ``"cross_entropy"``: the closure returns logits [b, k] and labels [b], the step
+            is d = -(lam C + alpha I)^-1 g with gradient g and generalised Gauss-Newton matrix C of the summed
+            cross-entropy (the paper's future work; Schraudolph 2002).
+        momentum: mu of SPRING (Goldshlager, Abrahamsen and Lin, arXiv 2401.10190), in [0, 1); 0.9 is recommended.
+            The damping then pulls the step to mu times the last one instead of to 0. Without any damping there is
+            nothing that pulls, so alpha = wd = 0 has no momentum.
+        weight_decay: wd >= 0, beside the sum or the mean as alpha is (with ``"trace"``: the mean): the penalty
+            1/2 wd |w + d|^2 is part of the system that is solved.
+        decoupled_weight_decay: Take weight decay out of the system: w <- (1 - lr wd) w before the step, wd as it is
+            (Loshchilov and Hutter 2019).
+        adaptive_damping: None, or ``LevenbergMarquardt(...)``, which lets alpha follow the ratio of actual and
+            predicted decrease. A mapping of its fields will do.
+        damping_warmup_steps: In so many first steps alpha is larger. 0: none.
+        damping_warmup_factor: By so much at first, >= 1, falling geometrically.
+        max_step_norm: A longer step lr d is scaled to this Euclidean norm over all parameters (as SPRING does);
+            None: none is.
+        line_search: None, ``"armijo"`` or ``Armijo(...)``: backtracking from lr. A mapping of its fields will do.
+        engine: How J is formed. ``"stream"``: layer by layer in one backward pass; ``"vmap"``: by ``torch.func``;
+            ``"loop"``: one backward pass for each row, for tests and odd networks.
+        chunk_size: Samples at a time while J is formed; None: the whole batch; ``"auto"`` (stream): what fits.
+            Results agree to rounding.
+        conv_path: How the stream engine forms the blocks of convolutions: ``"static"``, by a committed rule, or
+            ``"probe"``, by timing, with the choices kept in ``state_dict``.
+        low_memory: Let the stream engine hold no J and go backward twice.
+        jacobian_dtype: None, or ``"bfloat16"`` to let the stream engine form J by autocast.
 
     Attributes:
-        counts: How often: ``steps`` in all, each status of ``StepInfo``, and ``ill_conditioned``.
+        counts: How often: ``steps`` in all, each status of ``StepInfo``, ``ill_conditioned``, tries ``rejected`` and
+            steps ``given_up``.
 
     Raises:
-        ValueError: A value is out of range; nothing to train, or foreign parameters; more than one parameter
-            group; batch statistics in training mode; a compiled or wrapped model.
+        ValueError: A value is out of range; nothing to train, or foreign parameters; parameter groups that do not go
+            together; batch statistics in training mode; a compiled or wrapped model.
         RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1).
     """
 
@@ -80,17 +120,49 @@ class GramGaussNewton(torch.optim.Optimizer):
         lam: float,
         alpha: float,
         damping_convention: str = "sum",
-        chunk_size: int | None = None,
-        engine: str = "vmap",
+        loss: str = "squared_error",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        adaptive_damping: LevenbergMarquardt | Mapping[str, Any] | None = None,
+        damping_warmup_steps: int = 0,
+        damping_warmup_factor: float = 10.0,
+        max_step_norm: float | None = None,
+        line_search: Armijo | Mapping[str, Any] | str | None = None,
+        engine: str = "stream",
+        chunk_size: int | str | None = None,
+        conv_path: str = "static",
+        low_memory: bool = False,
+        jacobian_dtype: str | torch.dtype | None = None,
     ) -> None:
         check_process()
         check_model(model)
-        defaults = {"lr": lr, "lam": lam, "alpha": alpha, "damping_convention": damping_convention}
-        check_hyperparameters(defaults)
-        self._engine = make_engine(engine, chunk_size)
+        defaults = {
+            "lr": lr,
+            "lam": lam,
+            "alpha": alpha,
+            "damping_convention": damping_convention,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "damping_warmup_steps": damping_warmup_steps,
+            "damping_warmup_factor": damping_warmup_factor,
+            "max_step_norm": max_step_norm,
+        }
+        check_new_group({}, defaults)
+        of_engine: dict[str, Any] = {
+            "chunk_size": chunk_size,
+            "conv_path": conv_path,
+            "low_memory": low_memory,
+            "jacobian_dtype": jacobian_dtype,
+        }
+        self._engine = make_engine(engine, **of_engine)
+        self._loss = make_loss(loss)
+        self._acceptance = make_acceptance(adaptive_damping, line_search)
+        self._options = {"loss": loss, "acceptance": self._acceptance, "engine": engine, **of_engine}
         self._model = model
         self._everything = params is None
-        self.counts = dict.fromkeys(("steps", *STATUSES, "ill_conditioned"), 0)
+        self.counts = dict.fromkeys(COUNTS, 0)
         if params is None:
             params = [param for param in model.parameters() if param.requires_grad]
             if not params:
@@ -98,7 +170,9 @@ class GramGaussNewton(torch.optim.Optimizer):
                     f"{type(model).__name__} has no parameter that requires a gradient: nothing to train"
                 )
         super().__init__(params, defaults)
-        device = next(iter(self._trainable().values())).device
+        trained = self._trained()
+        self._settings(trained)
+        device = next(iter(trained.params.values())).device
         check_modes(device)
         note_device(device)
 
@@ -107,11 +181,14 @@ class GramGaussNewton(torch.optim.Optimizer):
 
         Args:
             closure: Calls the model exactly once, on the whole batch, and returns the residuals f - y, [b] or
-                [b, k]. It is called once. The first tensor that the model is called with holds the samples in
-                its leading dimension; so does every other tensor of that leading size, the rest is shared.
+                [b, k] (for cross-entropy: logits [b, k] and labels [b]). It is called once, and with
+                ``adaptive_damping`` or ``line_search`` again for each trial point, with the same random numbers of
+                torch. The first tensor that the model is called with holds the samples in its leading dimension; so
+                does every other tensor of that leading size, the rest is shared.
 
         Returns:
-            What happened. Where the status is ``"non_finite"`` no parameter was changed.
+            What happened. Where the status is ``"non_finite"``, or the step was ``given_up``, no parameter was
+            changed.
 
         Raises:
             ValueError: The closure breaks its contract, or a value in ``param_groups`` is out of range.
@@ -119,57 +196,49 @@ class GramGaussNewton(torch.optim.Optimizer):
             SolveError: No solution was found; no parameter was changed.
             torch.OutOfMemoryError: J does not fit; the message holds an estimate and what to lower.
         """
-        lr, lam, alpha = check_hyperparameters(self.param_groups[0])
-        params = self._trainable()
+        trained = self._trained()
+        self._settings(trained)
+        params = list(trained.params.values())
         check_batch_statistics(self._model)
-        check_modes(next(iter(params.values())).device)
+        check_modes(params[0].device)
 
-        with explained_out_of_memory(params), torch.enable_grad():
-            J = self._engine.linearise(self._model, params, closure)
-        with explained_out_of_memory(params, J.residual), torch.no_grad():
-            G = J.gram()
-            r = J.residual.flatten().to(G.device).to(G.dtype)
-            alpha_sum = alpha_in_sum(alpha, J.num_samples, self.param_groups[0]["damping_convention"])
-            solution = self._solve(G, r, lam, alpha_sum, J.eps)
-            step = J.vjp(lr * solution.u)
-            step_norm = _norm(step)
-            moves = solution.status != NON_FINITE and math.isfinite(step_norm)
-            if moves:
-                for param, change in zip(params.values(), step, strict=True):
-                    param.sub_(change)
-            # J (J^T u) = G u, so the loss that the linear model predicts is free.
-            loss = float(r.square().mean())
-            predicted = float((r - lr * (G @ solution.u)).square().mean())
-
-        info = StepInfo(
-            loss=loss,
-            residual=J.residual,
-            num_samples=J.num_samples,
-            lam=lam,
-            alpha_sum=alpha_sum,
-            step_norm=step_norm if moves else 0.0,
-            predicted_decrease=loss - predicted if moves else math.nan,
-            status=solution.status if moves else NON_FINITE,
-            ill_conditioned=solution.ill_conditioned and moves,
-            trace=float(G.trace()),
-            gram=G,
-        )
+        before = {} if self._acceptance is None else random_state(params[0].device)
+        with explained_out_of_memory(trained.params), torch.enable_grad():
+            J = self._engine.linearise(self._model, trained, closure, self._loss)
+        with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
+            previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
+            system = linear_model(J, trained, previous, self.counts["steps"] + 1)
+            outcome = self._decide(system, closure, before)
+            if outcome.step.finite and outcome.fraction > 0:
+                add_step(system, outcome.step, outcome.fraction)
+            self._remember(system, outcome)
+            info = report(system, outcome, self._loss)
         self._count(info)
         return info
 
-    def _solve(self, G: Tensor, r: Tensor, lam: float, alpha_sum: float, eps: float) -> Solution:
-        """Solve (lam G + alpha I) u = r, or say what was to be solved when that failed."""
-        try:
-            return solve(G, r, lam, alpha_sum, eps)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            condition = (
-                1 + lam * float(torch.linalg.matrix_norm(G)) / alpha_sum if alpha_sum > 0 else math.inf
-            )
-            raise SolveError(
-                f"step {self.counts['steps'] + 1}: the system lam G + alpha I could not be solved (lam "
-                f"{lam:g}, alpha {alpha_sum:g} in the sum convention, batch size {len(G)} rows, condition "
-                f"number up to {condition:.1e}); no parameter was changed. Raise alpha. {error}"
-            ) from error
+    def _decide(self, system: System, closure: Closure, before: RandomState) -> Outcome:
+        """Return the step to take, and how much of it."""
+
+        def proposed() -> Step:
+            settings = self._settings(system.trained)
+            return propose(system, settings, explicit=self._acceptance is not None)
+
+        if self._acceptance is None:
+            return Outcome(proposed())
+        trial = Trial(closure, self._loss, system, before)
+        return self._acceptance.decide(
+            proposed, lambda step: Line(system, step, self._loss, trial), self.param_groups
+        )
+
+    def _remember(self, system: System, outcome: Outcome) -> None:
+        """Keep d for momentum. A step that was given up forgets it: in its stead no damping would shorten d."""
+        if not outcome.step.finite:
+            return
+        self.state.clear()
+        direction = outcome.step.direction
+        if direction is not None and outcome.step.settings.momentum and not outcome.given_up:
+            for param, d in zip(system.params, direction, strict=True):
+                self.state[param][DIRECTION] = d
 
     def _count(self, info: StepInfo) -> None:
         """Count the step, and warn at the first one of a kind that the user should know of."""
@@ -181,52 +250,60 @@ class GramGaussNewton(torch.optim.Optimizer):
                 warnings.warn(f"GramGaussNewton: {WARNINGS[name]}", RuntimeWarning, stacklevel=4)
         self.counts["steps"] += 1
         self.counts[info.status] += 1
-        self.counts["ill_conditioned"] += info.ill_conditioned
+        for name in ("ill_conditioned", "rejected", "given_up"):
+            self.counts[name] += int(getattr(info, name))
 
-    def _trainable(self) -> dict[str, Tensor]:
+    def _trained(self) -> Trained:
         """Return the parameters to train in this step, by their names in the model."""
-        return trainable(self._model, self.param_groups[0]["params"], everything=self._everything)
+        grouped = [group["params"] for group in self.param_groups]
+        return trainable(self._model, grouped, everything=self._everything)
+
+    def _settings(self, trained: Trained) -> Settings:
+        """Return the hyper-parameters that stand in the groups now, checked."""
+        settings = read_settings(self.param_groups, sorted(set(trained.groups)), self.counts["steps"])
+        if self._acceptance is not None:
+            self._acceptance.check(self.param_groups)
+        return settings
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the one parameter group; a second is refused: lam and alpha act on one system for all.
+        """Add a parameter group; see the class for what may differ between groups.
 
         Args:
             param_group: As for every torch optimizer.
 
         Raises:
-            ValueError: There is a group already.
+            ValueError: A key is unknown, a value is out of range, or differs where all groups share one.
         """
-        if self.param_groups:
-            raise ValueError(
-                "GramGaussNewton takes one parameter group: all parameters share one linear system with one "
-                "lam and one alpha. Pass the parameters as one list; freeze some with requires_grad=False"
-            )
+        check_new_group(param_group, self.defaults)
+        check_shared([*self.param_groups, {**self.defaults, **param_group}])
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hyper-parameters and counts as plain Python values; the model is not part of it."""
-        return pack_state(super().state_dict(), self.counts)
+        """Return hyper-parameters, counts, directions and the engine's choices; the model is not part of it."""
+        choices = self._engine.state_dict()
+        return pack_state(super().state_dict(), self.counts, self._options["engine"], choices)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over hyper-parameters and counts.
+        """Take over what ``state_dict`` returned; the next step is then bitwise the same.
 
         Args:
             state_dict: What ``state_dict`` of a ``GramGaussNewton`` returned.
 
         Raises:
-            ValueError: It is the state of another optimizer, or of other parameters.
+            ValueError: It is the state of another optimizer, or of other parameters. Nothing was changed then.
         """
-        counts = check_state(state_dict, self.counts)
-        super().load_state_dict(dict(state_dict))
-        self.counts = counts
+        saved = check_state(state_dict, self.param_groups, PLAIN, self.counts, self._options["engine"])
+        if saved.choices:
+            self._engine.load_state_dict(saved.choices)
+        super().load_state_dict(saved.state)
+        self.counts = saved.counts
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep model and engine beside what torch keeps, so that the pair survives deepcopy and pickle."""
-        own = {name: vars(self)[name] for name in ("_engine", "_model", "_everything", "counts")}
-        return {**super().__getstate__(), **own}
+        own = ("_engine", "_model", "_loss", "_acceptance", "_options", "_everything", "counts")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
 
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    """Return the Euclidean norm over all entries of all tensors; not finite if one entry is not."""
-    norms = [torch.linalg.vector_norm(t.to(torch.promote_types(t.dtype, torch.float32))) for t in tensors]
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
+    def __repr__(self) -> str:
+        """Show the options beside torch's listing of the groups."""
+        options = "".join(f"\n    {name}: {value}" for name, value in self._options.items())
+        return super().__repr__().replace("(", f"({options}", 1)

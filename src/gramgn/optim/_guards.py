@@ -131,3 +131,39 @@ def check_residual(residual: Any, output: Tensor, num_samples: int) -> None:
             "the residuals do not depend on the model's output through autograd: return f - y from the "
             "closure, without detach, item, numpy or torch.no_grad"
         )
+
+
+def check_logits(returned: Any, output: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Return logits [b, k] and labels [b], int64, refusing anything else.
+
+    Args:
+        returned: What the closure returned.
+        output: What the model returned inside of it, [b, ...].
+        num_samples: b, the number of samples the model was called with.
+
+    Raises:
+        ValueError: Not a pair of floating point logits that depend on the output and whole labels in range.
+    """
+    pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in returned):
+        raise ValueError(
+            "with loss='cross_entropy' the closure must return a pair of tensors (logits [b, k], labels [b]), "
+            f"got {type(returned).__name__}"
+        )
+    logits, labels = returned
+    shapes = f"logits {list(logits.shape)}, labels {list(labels.shape)}, {num_samples} samples"
+    if logits.ndim != 2 or logits.shape[0] != num_samples or logits.shape[1] < 2:
+        raise ValueError(f"logits must have shape [b, k] with k >= 2 classes: {shapes}")
+    if labels.shape != logits.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be whole numbers [b], one for each sample: {shapes}, {labels.dtype}")
+    if not logits.requires_grad:
+        raise ValueError(
+            "the logits do not depend on the model's output through autograd: return them from the closure "
+            "without detach, numpy or torch.no_grad"
+        )
+    if bool(((labels < 0) | (labels >= logits.shape[1])).any()):
+        raise ValueError(
+            f"labels must lie in 0 to {logits.shape[1] - 1}, one less than the number of logits; got "
+            f"{int(labels.min())} to {int(labels.max())}"
+        )
+    return logits, labels.to(logits.device, torch.int64)

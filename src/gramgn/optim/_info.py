@@ -32,21 +32,31 @@ class StepInfo:
     """What one step of Gram-Gauss-Newton saw and did.
 
     Attributes:
-        loss: mean(r^2) over samples and outputs before the step, no factor 1/2.
-        residual: r as the closure returned it, detached, [b] or [b, k].
+        loss: mean(r^2) over samples and outputs before the step, no factor 1/2; with ``loss="cross_entropy"`` the
+            mean cross-entropy.
+        residual: r as the closure returned it, detached, [b] or [b, k]; with ``loss="cross_entropy"`` sqrt(p) - e_c
+            / sqrt(p_c) for the label c.
         num_samples: b.
         lam: The weight of the Gram matrix in this step.
-        alpha_sum: The damping in this step beside the *sum* J J^T.
-        step_norm: The Euclidean norm of the change of all parameters, lr included; 0 where nothing moved.
-        predicted_decrease: How far the linear model r - lr G u lowers the loss (can be negative for lam <
-            1/2); nan where nothing moved.
-        status: ``"cholesky"``, ``"eigh"`` (Cholesky failed), ``"minimum_norm"`` (no damping to speak of)
-            or ``"non_finite"`` (no parameter was changed).
+        alpha_sum: The damping in this step beside the *sum* J J^T (of the first parameter group).
+        step_norm: The Euclidean norm of lr d over all parameters, as it was taken (decoupled weight decay comes on
+            top); 0 where nothing moved.
+        predicted_decrease: How far the linear model r + J (lr d) lowers the loss (can be negative for lam < 1/2, or
+            with momentum); 0 where the step was given up, nan where it was not finite.
+        status: How the system was solved: ``"cholesky"``, ``"eigh"`` (Cholesky failed), ``"minimum_norm"`` (no
+            damping to speak of) or ``"non_finite"`` (no parameter was changed).
         ill_conditioned: G's small eigenvalues were rounding: alpha is below what the precision of J can
             resolve, or directions were cut off by the minimum-norm solution.
         trace: The trace of G.
-        gram: G = J J^T in float64, [b, b] or [b k, b k] with rows (sample, output). Drop it if you keep many
-            infos.
+        gram: G = J J^T in float64, [b, b] or [b k, b k] with rows (sample, output), summed over parameter groups.
+            Drop it if you keep many infos.
+        alpha: The damping in this step in the configured convention, after warm-up (of the first group).
+        lr: The step length that was taken (of the first group): shorter than configured after a line search or where
+            ``max_step_norm`` was exceeded; 0 where nothing moved.
+        actual_decrease: How far the loss fell on this mini-batch by the step; 0 where it was given up, nan where it
+            was not measured (without ``adaptive_damping`` or ``line_search``).
+        rejected: How many tries were refused before. Where ``given_up``, all were.
+        given_up: Whether every try was refused, so that no parameter was changed.
     """
 
     loss: float
@@ -60,6 +70,11 @@ class StepInfo:
     ill_conditioned: bool
     trace: float
     gram: Tensor
+    alpha: float
+    lr: float
+    actual_decrease: float
+    rejected: int
+    given_up: bool
 
     def spectrum(self) -> tuple[float, float]:
         """Return the smallest and the largest eigenvalue of G (nan where G is not finite)."""

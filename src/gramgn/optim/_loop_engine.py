@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._call import Forward, call_closure
-from gramgn.optim._engine import BlockLinearisation, Closure
+from gramgn.optim._call import Closure, Forward, call_closure
+from gramgn.optim._engine import BlockLinearisation
+from gramgn.optim._losses import Loss
+from gramgn.optim._parameters import Trained
 from gramgn.optim._precision import jacobian_eps
 
 
@@ -17,12 +18,12 @@ class LoopEngine:
     """Forms J row by row from the graph of one ordinary forward pass."""
 
     def linearise(
-        self, model: nn.Module, params: Mapping[str, Tensor], closure: Closure
+        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
         """Call ``closure`` once and differentiate each of its residuals; see ``Engine``."""
-        residual, _, num_samples = call_closure(model, closure, _plain_forward)
-        tensors = list(params.values())
-        rows = residual.flatten()
+        reading, num_samples = call_closure(model, closure, loss, plain_forward)
+        tensors = list(trained.params.values())
+        rows = reading.differentiated.flatten()
         blocks = [param.new_empty(len(rows), param.numel()) for param in tensors]
         for i, row in enumerate(rows):
             slopes = torch.autograd.grad(
@@ -30,16 +31,26 @@ class LoopEngine:
             )
             for block, slope in zip(blocks, slopes, strict=True):
                 block[i] = slope.flatten()
+        if reading.root is not None:
+            R = reading.root.mT
+            blocks = [(R @ block.view(*R.shape[:2], -1)).flatten(end_dim=1) for block in blocks]
         return BlockLinearisation(
-            residual=residual.detach(),
+            reading=reading.detached(),
             num_samples=num_samples,
             eps=jacobian_eps(model, tensors[0].dtype, tensors[0].device),
             blocks=blocks,
-            shapes=[param.shape for param in tensors],
+            trained=trained,
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: this engine makes no choices."""
+        return {}
 
-def _plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
     """Run the model as it is; the batch is the leading dimension of its output."""
     output = original(*args, **kwargs)
     if not isinstance(output, Tensor):

@@ -8,7 +8,7 @@ float64 networks), their products are summed and solved in float64.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,14 +28,19 @@ def float64_home(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def jacobian_eps(model: nn.Module, dtype: torch.dtype, device: torch.device) -> float:
+def jacobian_eps(
+    model: nn.Module, dtype: torch.dtype, device: torch.device, reduced: torch.dtype | None = None
+) -> float:
     """Return the relative precision of J: of its dtype, or of the shorter format that flags let float32 use.
 
     Args:
         model: The network; convolutions have flags of their own.
         dtype: The dtype of J.
         device: Where it is formed.
+        reduced: The format of autocast while J was formed, if any.
     """
+    if reduced is not None:
+        return max(torch.finfo(dtype).eps, REDUCED_EPS["bf16"])
     eps = torch.finfo(dtype).eps
     if dtype != torch.float32:
         return eps
@@ -46,6 +51,11 @@ def jacobian_eps(model: nn.Module, dtype: torch.dtype, device: torch.device) -> 
         matmul, conv = backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
     has_conv = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     return max(eps, REDUCED_EPS.get(matmul, 0.0), REDUCED_EPS.get(conv, 0.0) if has_conv else 0.0)
+
+
+def reduced_precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Return autocast to ``dtype`` on ``device``, or nothing for None. Only for forming J, never for G."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 @contextmanager
@@ -61,3 +71,8 @@ def full_precision_products() -> Iterator[None]:
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured: nothing may wait for the device then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

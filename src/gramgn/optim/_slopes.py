@@ -5,15 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gramgn.optim._losses import Reading
+from gramgn.optim._precision import is_capturing
 
-def slopes_of_residual(residual: Tensor, outputs: Tensor, model: nn.Module) -> Tensor:
-    """Return dr/df [b, k, q], each sample's residuals by its own outputs.
+
+def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
+    """Return [b, k, q]: each sample's residuals (R^T times its logits) by its own q outputs.
 
     Raises:
         ValueError: A residual depends on the output of another sample, or on parameters not through the
             outputs.
     """
-    r = residual.reshape(len(residual), -1)
+    slopes = _slopes(reading.differentiated, outputs, model)
+    return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes
+
+
+def _slopes(differentiated: Tensor, outputs: Tensor, model: nn.Module) -> Tensor:
+    r = differentiated.reshape(len(differentiated), -1)
     others = [param for param in model.parameters() if param.requires_grad]
     grads = [
         torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
@@ -25,7 +33,8 @@ def slopes_of_residual(residual: Tensor, outputs: Tensor, model: nn.Module) -> T
             "is trained inside of model(...), or take engine='loop'"
         )
     slopes = torch.stack([column[0].reshape(len(r), -1) for column in grads], dim=1)
-    _check_own_sample(r, outputs, slopes)
+    if not is_capturing():
+        _check_own_sample(r, outputs, slopes)
     return slopes
 
 

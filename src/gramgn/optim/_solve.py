@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,23 +38,26 @@ def solve(G: Tensor, r: Tensor, lam: float, alpha: float, eps: float) -> Solutio
         eps: Relative precision in which J, and so G, was formed.
 
     Returns:
-        The solution; its status is ``"non_finite"`` where G, r or u has an entry that is no finite number.
+        The solution; its status is ``"non_finite"`` where G, r, alpha or u has an entry that is no finite
+        number.
 
     Raises:
         torch.linalg.LinAlgError: The eigenvalue decomposition did not converge.
     """
-    if not (bool(torch.isfinite(G).all()) and bool(torch.isfinite(r).all())):
+    # Numbers come over from a device together: each transfer waits for all that was launched.
+    finite = torch.isfinite(G).all() & torch.isfinite(r).all()
+    is_finite, norm, trace = torch.stack(
+        [finite.to(G.dtype), torch.linalg.matrix_norm(G), torch.trace(G)]
+    ).tolist()
+    if not (is_finite and math.isfinite(alpha)):
         return Solution(torch.full_like(r, torch.nan), NON_FINITE, ill_conditioned=False)
     G = (G + G.T) / 2
-    if alpha <= 0 or not exceeds(alpha / lam, len(G) * EPS64, G):
+    if alpha <= 0 or not exceeds(alpha / lam, len(G) * EPS64, G, norm, trace):
         u, cut = minimum_norm(G, r, lam, alpha, eps)
-        status, ill_conditioned = MINIMUM_NORM, cut
-    else:
-        u, status = damped(G, r, lam, alpha)
-        ill_conditioned = not exceeds(alpha / lam, eps, G)
-    if not bool(torch.isfinite(u).all()):
-        status = NON_FINITE
-    return Solution(u, status, ill_conditioned)
+        status = MINIMUM_NORM if bool(torch.isfinite(u).all()) else NON_FINITE
+        return Solution(u, status, cut)
+    u, status = damped(G, r, lam, alpha)
+    return Solution(u, status, not exceeds(alpha / lam, eps, G, norm, trace))
 
 
 def damped(G: Tensor, r: Tensor, lam: float, alpha: float) -> tuple[Tensor, str]:
@@ -61,10 +65,13 @@ def damped(G: Tensor, r: Tensor, lam: float, alpha: float) -> tuple[Tensor, str]
     system = lam * G
     system.diagonal().add_(alpha)
     L, info = torch.linalg.cholesky_ex(system)
-    if int(info) == 0:
-        return torch.cholesky_solve(r[:, None], L)[:, 0], CHOLESKY
-    g, V = torch.linalg.eigh(G)
-    return V @ ((V.T @ r) / (lam * g.clamp(min=0) + alpha)), EIGH
+    u = torch.cholesky_solve(r[:, None], L)[:, 0]
+    failed, is_finite = torch.stack([info.to(u.device), torch.isfinite(u).all().to(info.dtype)]).tolist()
+    if failed:
+        g, V = torch.linalg.eigh(G)
+        u = V @ ((V.T @ r) / (lam * g.clamp(min=0) + alpha))
+        is_finite = bool(torch.isfinite(u).all())
+    return u, NON_FINITE if not is_finite else EIGH if failed else CHOLESKY
 
 
 def minimum_norm(G: Tensor, r: Tensor, lam: float, alpha: float, eps: float) -> tuple[Tensor, bool]:
@@ -75,7 +82,7 @@ def minimum_norm(G: Tensor, r: Tensor, lam: float, alpha: float, eps: float) -> 
     return V @ (weights * (V.T @ r)), not bool(kept.all())
 
 
-def exceeds(damping: float, factor: float, G: Tensor) -> bool:
+def exceeds(damping: float, factor: float, G: Tensor, norm: float, trace: float) -> bool:
     """Return whether ``damping`` > ``factor`` * lambda_max(G).
 
     Eigenvalues are computed only where |G|_F^2 / trace(G) <= lambda_max <= |G|_F does not tell.
@@ -84,10 +91,12 @@ def exceeds(damping: float, factor: float, G: Tensor) -> bool:
         damping: The number to compare.
         factor: What lambda_max is multiplied by.
         G: Symmetric positive semi-definite matrix.
+        norm: |G|_F.
+        trace: trace(G).
     """
-    norm, trace = float(torch.linalg.matrix_norm(G)), float(torch.trace(G))
     if damping > factor * norm:
         return True
-    if trace > 0 and damping < factor * norm**2 / trace:
+    # Not norm**2 / trace, which overflows first.
+    if trace > 0 and damping < factor * norm * (norm / trace):
         return False
     return damping > factor * float(torch.linalg.eigvalsh(G)[-1])

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from gramgn.optim._batch import Batch, OwnForward
-from gramgn.optim._call import Forward, call_closure
-from gramgn.optim._engine import BlockLinearisation, Closure
+from gramgn.optim._batch import Batch, OwnForward, check_per_sample
+from gramgn.optim._call import Closure, Forward, call_closure
+from gramgn.optim._engine import BlockLinearisation
+from gramgn.optim._losses import Loss
+from gramgn.optim._parameters import Trained
 from gramgn.optim._precision import jacobian_eps
-from gramgn.optim._slopes import slopes_of_residual
+from gramgn.optim._slopes import slopes_of
 
 Blocks = dict[str, Tensor]
 
@@ -32,13 +34,14 @@ class VmapEngine:
 
     def __init__(self, chunk_size: int | None = None) -> None:
         self.chunk_size = chunk_size
-        # Ways of calling the model that were compared with its own forward; see `_check_per_sample`.
+        # Ways of calling the model that were compared with its own forward; see `check_per_sample`.
         self._compared: set[tuple[bool, ...]] = set()
 
     def linearise(
-        self, model: nn.Module, params: Mapping[str, Tensor], closure: Closure
+        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
         """Call ``closure`` once and differentiate its residuals; see ``Engine``."""
+        params = trained.params
         of_outputs: Blocks = {}
         leaves: list[Tensor] = []
 
@@ -50,22 +53,29 @@ class VmapEngine:
                 error.add_note("This came from torch.func.vmap over samples; engine='loop' does without it.")
                 raise
             if tuple(batch.batched) not in self._compared:
-                _check_per_sample(model, original, args, kwargs, outputs)
+                check_per_sample(model, original, args, kwargs, outputs)
                 self._compared.add(tuple(batch.batched))
             of_outputs.update(blocks)
             leaves.append(outputs.requires_grad_())
             # A copy, so that a closure may change it in place.
             return outputs.clone(), batch.size
 
-        residual, _, num_samples = call_closure(model, closure, run)
-        slopes = slopes_of_residual(residual, leaves[0], model)
+        reading, num_samples = call_closure(model, closure, loss, run)
+        slopes = slopes_of(reading, leaves[0], model)
         return BlockLinearisation(
-            residual=residual.detach(),
+            reading=reading.detached(),
             num_samples=num_samples,
             eps=jacobian_eps(model, leaves[0].dtype, leaves[0].device),
             blocks=[_chain(slopes, of_outputs.pop(name)) for name in params],
-            shapes=[param.shape for param in params.values()],
+            trained=trained,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: this engine makes no choices."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
 
 
 def _outputs_and_jacobian(
@@ -133,31 +143,6 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
         "the model uses tensors that require gradients past its own modules, so they would get no Jacobian: "
         f"{', '.join(unreached) or 'tensors that are no parameters of the model'}. Read parameters as "
         "attributes of the module that owns them in forward, or take engine='loop'"
-    )
-
-
-def _check_per_sample(
-    model: nn.Module, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-) -> None:
-    """Refuse a model whose outputs on the whole batch are not those on single samples.
-
-    Done at the first step, and again where other arguments have one entry for each sample. A model that draws
-    random numbers, such as dropout, is told by two passes that differ, and cannot be compared.
-    """
-    cards = [output.device] if output.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=cards):
-        whole, again = original(*args, **kwargs), original(*args, **kwargs)
-    if not isinstance(whole, Tensor) or not torch.equal(whole, again) or not torch.isfinite(whole).all():
-        return
-    output = output.detach()
-    tolerance = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
-    if whole.shape == output.shape and bool((whole - output).abs().max() <= tolerance):
-        return
-    raise ValueError(
-        f"{type(model).__name__} gives a sample other outputs within a batch than alone: an output depends on "
-        "other samples (such as x - x.mean(0)), or a tensor that all samples share has as many entries as the "
-        "batch and was split among them. Make every output depend on its own sample only, hand shared tensors "
-        "to the model at construction, or take engine='loop'"
     )
 
 

@@ -2,7 +2,7 @@
 
 from gramgn.training._checkpoint import Checkpoints, digest, load_weights
 from gramgn.training._clock import Clock
-from gramgn.training._config import TrainerConfig
+from gramgn.training._config import FORMER_BEHAVIOUR, TrainerConfig
 from gramgn.training._data import Scaling, TensorData
 from gramgn.training._device import (
     Precision,
@@ -13,11 +13,14 @@ from gramgn.training._device import (
 )
 from gramgn.training._evaluate import Evaluation, evaluate
 from gramgn.training._loop import Best, Diverged, Trainer
+from gramgn.training._memory_format import use_channels_last
+from gramgn.training._muon import muon_with_adamw, split_for_muon
 from gramgn.training._report import Reporter
 from gramgn.training._seeding import epoch_order, rng_state, seed_everything, set_rng_state
-from gramgn.training._steps import Stepper, StepReport, residuals, takes_model
+from gramgn.training._steps import Stepper, StepReport, check_compile, residuals, takes_model
 
 __all__ = [
+    "FORMER_BEHAVIOUR",
     "Best",
     "Checkpoints",
     "Clock",
@@ -32,16 +35,20 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "apply_settings",
+    "check_compile",
     "choose_device",
     "digest",
     "epoch_order",
     "evaluate",
     "load_weights",
+    "muon_with_adamw",
     "release_memory",
     "residuals",
     "rng_state",
     "seed_everything",
     "set_rng_state",
+    "split_for_muon",
     "synchronize",
     "takes_model",
+    "use_channels_last",
 ]

@@ -34,6 +34,11 @@ class TrainerConfig:
         tf32: Let CUDA round to TF32 in convolutions and matrix products outside the Gram product.
         deterministic: Allow only deterministic kernels. CPU runs repeat bit for bit either way.
         threads: CPU threads of torch; ``None`` leaves torch's own choice. Recorded with the run.
+        channels_last: Keep kernels and batches of images in channels-last memory format, which convolutions
+            are faster in. Sums round differently. What was in force stands in run.json (``precision``): not
+            for data that are no images, nor for a network that cannot take it.
+        compile: Compile the training step: ``torch.compile`` for optimizers of the gradient (G19). Evaluation
+            is never compiled.
 
     Raises:
         ConfigError: For any value out of range; all of them are named at once.
@@ -53,6 +58,8 @@ class TrainerConfig:
     tf32: bool = False
     deterministic: bool = False
     threads: int | None = None
+    channels_last: bool = True
+    compile: bool = False
 
     def __post_init__(self) -> None:
         problems = [
@@ -92,6 +99,9 @@ def most_threads() -> int:
     """Return the largest number of threads that makes any sense here; far more of them crash torch."""
     return 4 * (os.cpu_count() or 1)
 
+
+# How runs behaved that were recorded before there were these settings; such a run goes on like that.
+FORMER_BEHAVIOUR = {"channels_last": False, "compile": False}
 
 _LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}
 

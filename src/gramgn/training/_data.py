@@ -42,6 +42,9 @@ class TensorData:
         dtype: Of the batches.
         standardize_targets: Subtract the training split's mean and divide by its sd.
 
+    Attributes:
+        memory_format: Of the batches; another one than contiguous is for images only.
+
     Raises:
         DataError: If a split is empty, a target is not finite, the training targets are all equal, or the
             stored channels do not fit ``channels``.
@@ -60,6 +63,7 @@ class TensorData:
     ) -> None:
         _check_arrays(images, targets, split)
         self.device, self.dtype, self.channels = device, dtype, channels
+        self.memory_format = torch.contiguous_format
         self.is_image = images.dtype == np.uint8
         if self.is_image and images.shape[1] not in (1, channels):
             raise DataError(
@@ -97,11 +101,13 @@ class TensorData:
         """Return inputs ``[b, channels, H, W]`` (normalised) and standardised targets ``[b]``."""
         stored = self._images[split]
         images = stored[index.to(stored.device) if isinstance(index, torch.Tensor) else index]
-        inputs = images.to(self.device, self.dtype)
+        # Reordered while it is converted, which costs nothing extra.
+        inputs = images.to(self.device, self.dtype, memory_format=self.memory_format)
         if self.is_image:
             inputs = (inputs - self._mean) / self._std
             if inputs.shape[1] != self.channels:
-                inputs = inputs.expand(-1, self.channels, -1, -1).contiguous()
+                inputs = inputs.expand(-1, self.channels, -1, -1)
+                inputs = inputs.contiguous(memory_format=self.memory_format)
         targets = self._targets[split]
         return inputs, targets[index.to(self.device) if isinstance(index, torch.Tensor) else index]
 

@@ -46,12 +46,16 @@ def choose_device(name: str) -> torch.device:
 
 @dataclass(frozen=True)
 class Precision:
-    """What was really in force, as recorded with the run."""
+    """What was really in force, as recorded with the run.
+
+    ``channels_last`` is found out last, once network and data are there (:func:`use_channels_last`).
+    """
 
     dtype: str
     tf32: bool
     deterministic: bool
     float32_matmul_precision: str
+    channels_last: bool = False
 
 
 def apply_settings(config: TrainerConfig) -> Precision:
@@ -116,6 +120,8 @@ class PeakMemory:
 
 def release_memory() -> None:
     """Give back what a finished job held, so that the next one in this process starts as the first did (H11)."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # compiled code is kept by class: after some jobs torch would stop compiling
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

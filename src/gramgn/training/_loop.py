@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class Trainer:
         self._mirror, self.reporter = mirror, reporter
         self._checkpoints = Checkpoints(folder.checkpoint_dir, identity)
         self._memory = PeakMemory(data.device)
-        self._stepper = Stepper(model, optimizer)
+        self._stepper = Stepper(model, optimizer, compile=config.compile)
         self._batch_size = config.batch_size_for(data.size("train"))
         self._last_info: StepInfo | None = None
         # One sample has no batch statistics; such a last batch is skipped and counted (G05).
@@ -166,6 +166,8 @@ class Trainer:
         """
         self.reporter.begin(self._schedule())
         self.model.train()
+        with self.clock.part("startup"):
+            self._stepper.prepare(self._batches_of_each_shape())
         while self.position.epoch < self.config.epochs:
             try:
                 self._train_epoch(stop)
@@ -192,6 +194,13 @@ class Trainer:
             eval_share=evaluated,
             is_large=config.scale == "paper" and data.device.type == "cpu",
         )
+
+    def _batches_of_each_shape(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield one whole batch, and a last one where it is smaller."""
+        whole = self._batch_size
+        for size in (whole, self.data.size("train") % whole):
+            if size >= self._least_batch:
+                yield self.data.batch("train", slice(0, size))
 
     def _train_epoch(self, stop: StopFlag) -> None:
         position, config = self.position, self.config
@@ -265,19 +274,20 @@ class Trainer:
             "peak_mem_mib": self._memory.mib(),
             **self.position.meter.row(self.data.scaling.target_std),
         }
+        meter = self.position.meter
         if "lam" in settings:
-            alpha = float(settings["alpha"])
             row |= {
                 "lam": float(settings["lam"]),
-                "alpha": alpha,
-                "alpha_sum": alpha * self._damping_factor(),
+                "alpha": meter.alpha,
+                "alpha_sum": self._alpha_sum(meter, settings.get("damping_convention", "sum")),
             }
         return row
 
-    def _damping_factor(self) -> int:
-        """Return what alpha is multiplied with for a whole batch: b where it stands beside the mean of G."""
-        convention = self.optimizer.param_groups[0].get("damping_convention", "sum")
-        return self._batch_size if convention == "mean" else 1
+    def _alpha_sum(self, meter: EpochMeter, convention: str) -> float | None:
+        """Return what the last step's alpha is beside the sum of G, for a whole batch."""
+        if meter.alpha is None or convention == "trace":
+            return meter.alpha_sum
+        return meter.alpha * self._batch_size if convention == "mean" else meter.alpha
 
     def _add_evaluation(self, row: dict[str, Any], stop: StopFlag) -> None:
         splits = ("val", "test", "train") if self.config.eval_train else ("val", "test")

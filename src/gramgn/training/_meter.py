@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +16,8 @@ SOLVES = ("cholesky", "eigh", "minimum_norm", "non_finite")
 class EpochMeter:
     """Sums over the steps of an epoch.
 
-    ``train_loss`` and ``train_mae`` are means of the batches' values *before* each step, weighted by samples.
+    ``train_loss`` and ``train_mae`` are means of the batches' values *before* each step, weighted by samples;
+    ``alpha`` and ``alpha_sum`` are those of the last step.
     """
 
     samples: int = 0
@@ -25,6 +27,11 @@ class EpochMeter:
     grad_norm: float | None = None
     step_norm: float | None = None
     predicted_decrease: float | None = None
+    actual_decrease: float | None = None
+    measured_decreases: int = 0
+    rejected_steps: int = 0
+    alpha: float | None = None
+    alpha_sum: float | None = None
     trace_gram: float | None = None
     ill_conditioned: int = 0
     skipped_batches: int = 0
@@ -46,6 +53,11 @@ class EpochMeter:
             self.ill_conditioned += int(info.ill_conditioned)
             self.step_norm = (self.step_norm or 0.0) + info.step_norm
             self.predicted_decrease = (self.predicted_decrease or 0.0) + info.predicted_decrease
+            if math.isfinite(info.actual_decrease):
+                self.actual_decrease = (self.actual_decrease or 0.0) + info.actual_decrease
+                self.measured_decreases += 1
+            self.rejected_steps += info.rejected
+            self.alpha, self.alpha_sum = info.alpha, info.alpha_sum
             self.trace_gram = (self.trace_gram or 0.0) + info.trace
 
     def close(self, last: StepInfo | None) -> None:
@@ -63,10 +75,12 @@ class EpochMeter:
             "grad_norm": _mean(self.grad_norm, steps),
             "step_norm": _mean(self.step_norm, steps),
             "predicted_decrease": _mean(self.predicted_decrease, steps),
+            "actual_decrease": _mean(self.actual_decrease, max(self.measured_decreases, 1)),
             "trace_gram": _mean(self.trace_gram, steps),
             "lambda_min": self.lambda_min,
             "lambda_max": self.lambda_max,
             "ill_conditioned": self.ill_conditioned if solver else None,
+            "rejected_steps": self.rejected_steps if solver else None,
             "skipped_batches": self.skipped_batches,
             **{f"solve_{name}": count if solver else None for name, count in self.solves.items()},
         }

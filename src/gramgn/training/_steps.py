@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.errors import InputError
+from gramgn.errors import ConfigError, InputError
 from gramgn.optim import StepInfo
+from gramgn.training._compile import check_compiler, told_in_one_message
+from gramgn.training._seeding import rng_state, set_rng_state
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,46 @@ class Stepper:
     Args:
         model: The network.
         optimizer: Either kind (:func:`takes_model`).
+        compile: Compile the network's forward and backward for the steps (G19). The network itself stays as it
+            is, so that evaluation and ``state_dict`` see nothing of it. :func:`check_compile` tells beforehand
+            whether that can be.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, compile: bool = False) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._compile = compile
         self._wants_residuals = takes_model(type(optimizer))
+        # dynamic=False: there are at most two shapes, the whole and the last batch, each faster for itself.
+        compiled = compile and not self._wants_residuals
+        self._network: Any = torch.compile(model, dynamic=False) if compiled else model
+        self._captured: dict[torch.Size, Callable[[Tensor, Tensor], StepInfo]] = {}
+
+    def prepare(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Compile, where that was asked for, so that no step has to; does nothing otherwise.
+
+        Weights, buffers, gradients and the random state are as before.
+
+        Args:
+            batches: One batch ``(inputs, targets)`` of each shape that there will be.
+
+        Raises:
+            ConfigError: If it cannot be compiled.
+        """
+        if not self._compile:
+            return
+        if self._wants_residuals:
+            self._captured = captured_steps(self.model, self.optimizer, batches)
+            return
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        random = rng_state()
+        with told_in_one_message():
+            for inputs, targets in batches:
+                residuals(self._network, inputs, targets).square().mean().backward()
+        self.optimizer.zero_grad()
+        for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        set_rng_state(random)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
         """Take one step on inputs ``[b, ...]`` and targets ``[b]``."""
@@ -86,8 +123,12 @@ class Stepper:
         return self._gradient_step(inputs, targets)
 
     def _residual_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
-        step: Any = self.optimizer.step
-        info: StepInfo = step(lambda: residuals(self.model, inputs, targets))
+        captured = self._captured.get(inputs.shape)
+        if captured is not None:
+            info = captured(inputs, targets)
+        else:
+            step: Any = self.optimizer.step
+            info = step(lambda: residuals(self.model, inputs, targets))
         return StepReport(
             num_samples=len(targets),
             loss=info.loss,
@@ -101,7 +142,7 @@ class Stepper:
 
         def closure() -> Tensor:
             self.optimizer.zero_grad()
-            residual = residuals(self.model, inputs, targets)
+            residual = residuals(self._network, inputs, targets)
             loss = residual.square().mean()
             loss.backward()
             norm = torch.nn.utils.get_total_norm(_gradients(self.model)).to(loss)
@@ -121,6 +162,47 @@ class Stepper:
         # An optimizer that calls the closure more than once (a line search) is reported by its first call.
         loss, absolute_error, grad_norm = first[0]
         return StepReport(len(targets), loss, absolute_error, finite, grad_norm)
+
+
+def check_compile(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Refuse ``trainer.compile=true`` before any work where it cannot be had.
+
+    Raises:
+        ConfigError: For an optimizer of the residuals anywhere but on CUDA, and for any other where
+            torch.compile does not work.
+    """
+    if not takes_model(type(optimizer)):
+        check_compiler(device)
+    elif device.type != "cuda":
+        raise ConfigError(
+            f"trainer.compile=true: {type(optimizer).__name__} runs uncompiled on {device.type}; on CUDA it uses "
+            "CUDA graphs. Use trainer.compile=false here (optimizers that take parameters() do compile)"
+        )
+
+
+def captured_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]]
+) -> dict[torch.Size, Callable[[Tensor, Tensor], StepInfo]]:
+    """Return steps of an optimizer of the residuals in CUDA graphs, by the shape of their inputs.
+
+    Called once, before the first step and off the clock of training, with one batch of each shape.
+
+    Raises:
+        ConfigError: If the optimizer has no ``capture``, or cannot capture what it was built with.
+    """
+    capture = getattr(optimizer, "capture", None)
+    if capture is None:
+        raise ConfigError(
+            f"trainer.compile=true: {type(optimizer).__name__} offers no captured steps (a method 'capture'); "
+            "use trainer.compile=false"
+        )
+    try:
+        return {
+            inputs.shape: capture(lambda x, y: residuals(model, x, y), inputs, targets)
+            for inputs, targets in batches
+        }
+    except ValueError as error:
+        raise ConfigError(f"trainer.compile=true: {error}") from error
 
 
 def _gradients(model: nn.Module) -> list[Tensor]:

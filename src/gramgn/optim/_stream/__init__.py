@@ -4,5 +4,7 @@ To teach it a module type: one small function in a ``_rules_*.py``, one line in 
 """
 
 from gramgn.optim._stream._engine import StreamEngine
+from gramgn.optim._stream._linearisation import StreamLinearisation
+from gramgn.optim._stream._rules_conv import CONV_PATHS
 
-__all__ = ["StreamEngine"]
+__all__ = ["CONV_PATHS", "StreamEngine", "StreamLinearisation"]

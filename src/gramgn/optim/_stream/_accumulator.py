@@ -11,183 +11,282 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gramgn.optim._parameters import Trained
 from gramgn.optim._precision import float64_home, full_precision_products, product_dtype
+from gramgn.optim._spans import span
+from gramgn.optim._stream._blocks import Block, Layout
+from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._stream._factors import Factors, LinearFactors, joined
 
 SMALL = 64
 """Blocks of at most so many columns are multiplied together."""
 
 
 @dataclass
-class Factors:
-    """The block of a linear layer as outer products: row (i, j) is D[i, j] A[i]^T, and D[i, j] for the bias.
+class Held:
+    """The block of one parameter, as far as it has arrived.
 
     Attributes:
-        A: Inputs [b, in].
-        D: Output gradients [b, k, out].
-        weight: The weight's name in the model; None: not trained.
-        bias: The bias's name.
+        rows: [parts, b k, size], or [parts, b, size] of one residual that is all there is.
+        layout: Where the entries belong.
+        own: Whether the memory is the accumulator's, to be added to.
     """
 
-    A: Tensor
-    D: Tensor
-    weight: str | None
-    bias: str | None
+    rows: Tensor
+    layout: Layout
+    own: bool
 
-    def gram(self) -> Tensor:
-        """Return (A A^T + 1) o (D D^T) [b k, b k], the 1 for the bias, without forming a block."""
-        k = self.D.shape[1]
-        A, D = (factor.to(product_dtype(factor.dtype)) for factor in (self.A, self.D.flatten(end_dim=1)))
-        of_gradients = _float64(D @ D.T)
-        of_inputs = _float64(A @ A.T) if self.weight else of_gradients.new_zeros(1, 1)
-        if self.bias:
-            of_inputs = of_inputs + 1
-        if k > 1 and len(of_inputs) > 1:
-            of_inputs = of_inputs.repeat_interleave(k, 0).repeat_interleave(k, 1)
-        return of_inputs * of_gradients
 
-    def vjp(self, u: Tensor) -> dict[str, Tensor]:
-        """Return D^T diag(u) A and D^T u by name, for u [b, k]."""
-        dtype = product_dtype(self.D.dtype)
-        D_u = torch.einsum("bk,bko->bo", u.to(dtype), self.D.to(dtype))
-        pulled = {}
-        if self.weight:
-            pulled[self.weight] = D_u.T @ self.A.to(dtype)
-        if self.bias:
-            pulled[self.bias] = D_u.sum(dim=0)
-        return pulled
+@dataclass(frozen=True)
+class SmallBlocks:
+    """Blocks of few columns side by side.
+
+    Attributes:
+        names: The parameters.
+        sizes: The number of columns of each.
+        layouts: Where their entries belong.
+        rows: [1, b k, all columns].
+    """
+
+    names: list[str]
+    sizes: list[int]
+    layouts: list[Layout]
+    rows: Tensor
 
 
 class Accumulator:
     """Takes per-sample gradients in any order; a parameter's blocks are summed before they are multiplied.
 
     Args:
-        params: The trained parameters by name.
+        trained: The trained parameters.
         num_samples: b.
         num_residuals: k.
-        expected: How many blocks will come for each parameter in one backward pass.
+        buffers: Memory for the blocks.
+        drop: Let each block go once it is multiplied.
     """
 
     def __init__(
-        self, params: Mapping[str, Tensor], num_samples: int, num_residuals: int, expected: Mapping[str, int]
+        self, trained: Trained, num_samples: int, num_residuals: int, buffers: Buffers, *, drop: bool = False
     ) -> None:
-        self.params = params
+        self.trained = trained
         self.b, self.k = num_samples, num_residuals
-        self.expected = dict(expected)
-        self.blocks: dict[str, Tensor] = {}
-        self.orders: dict[str, tuple[int, ...]] = {}
-        self.factors: dict[object, Factors] = {}
+        self.held: dict[str, Held] = {}
+        self.small: list[SmallBlocks] = []
+        self.factors: dict[str, Factors] = {}
+        self._parts: dict[str, list[Factors]] = {}
+        self._buffers, self._drop = buffers, drop
+        self._group = dict(zip(trained.params, trained.groups, strict=True))
         self._multiplied: set[str] = set()
-        device = next(iter(params.values())).device
-        rows = num_samples * num_residuals
-        self.G = torch.zeros(rows, rows, dtype=torch.float64, device=float64_home(device))
+        self._range, self._j = (0, num_samples), 0
+        self._expected: Mapping[str, int] = {}
+        self._arrived: dict[str, int] = {}
+        device = next(iter(trained.params.values())).device
+        n = num_samples * num_residuals
+        self.G = torch.zeros(trained.num_groups, n, n, dtype=torch.float64, device=float64_home(device))
+        self._G = list(self.G)
 
-    def add_block(self, name: str, block: Tensor, j: int) -> None:
-        """Add per-sample gradients [b, *shape] of residual j; the last one expected is multiplied at once."""
-        held = self.blocks.get(name)
-        if held is None and self.k == 1:
-            block, self.orders[name] = _in_memory_order(block)
-        elif name in self.orders:
-            block = block.permute(0, *(d + 1 for d in self.orders[name]))
-        block = block.reshape(self.b, -1)
+    def begin(self, start: int, stop: int, j: int, expected: Mapping[str, int]) -> None:
+        """Say what comes next: residual j of a range of samples.
+
+        Args:
+            start: The first sample.
+            stop: The sample after the last.
+            j: The residual.
+            expected: How many blocks will come for each parameter.
+        """
+        self._range, self._j = (start, stop), j
+        self._expected, self._arrived = expected, dict.fromkeys(expected, 0)
+
+    def rows(self, name: str, parts: int, size: int, like: Tensor) -> Tensor:
+        """Return uninitialised memory [parts, samples, size] for a block, where it will stay if it can."""
+        start, stop = self._range
+        held = self.held.get(name)
+        fits = held is None or held.rows.shape == (parts, self.b, size)
+        if self._drop or self.k > 1 or self._arrived[name] or not fits:
+            return like.new_empty(parts, stop - start, size)
+        return self._buffers.get(("J", name), (parts, self.b, size), like)[:, start:stop]
+
+    def add_block(self, name: str, block: Block) -> None:
+        """Add per-sample gradients; the last ones expected are multiplied at once."""
+        held = self.held.get(name)
+        start, stop = self._range
+        first = not self._arrived[name]
+        whole = self.k == 1 and stop - start == self.b
+        parts, _, size = block.rows.shape
+        if held is None:
+            if whole:
+                held = Held(block.rows, block.layout, own=False)
+            else:
+                rows = self._buffers.get(("J", name), (parts, self.b, self.k, size), block.rows)
+                held = Held(rows.view(parts, self.b * self.k, size), block.layout, own=True)
+            self.held[name] = held
+        if held.rows is not block.rows:
+            self._put(held, block, first)
+        self._arrived[name] += 1
+        done = stop == self.b and self._j == self.k - 1 and self._arrived[name] == self._expected[name]
+        if done and parts * size > SMALL:
+            self._multiply(name)
+
+    def add_factors(self, key: str, factors: Factors) -> None:
+        """Add the factors of one residual, D [b, 1, T, F], of the layer called ``key``."""
+        several = self._parts.setdefault(key, [])
         if self.k == 1:
-            # Never in place: a bias's block may be the very gradient that autograd goes on with.
-            self.blocks[name] = block if held is None else held + block
+            several.append(factors)
+            return
+        if self._j == 0:
+            D = factors.D
+            factors.D = D.new_empty(len(D), self.k, *D.shape[2:])
+            factors.D[:, 0] = D[:, 0]
+            several.append(factors)
         else:
-            if held is None:
-                held = self.blocks[name] = block.new_zeros(self.b, self.k, block.shape[1])
-            held[:, j] += block
-        if j == self.k - 1:
-            self.expected[name] -= 1
-            if self.expected[name] == 0 and block.shape[1] > SMALL:
-                self._multiply([name])
-
-    def add_factors(
-        self, key: object, A: Tensor, D: Tensor, j: int, weight: str | None, bias: str | None
-    ) -> None:
-        """Add input [b, in] and output gradient [b, out] of residual j of a linear layer."""
-        factors = self.factors.get(key)
-        if factors is None:
-            several = D[:, None] if self.k == 1 else D.new_zeros(self.b, self.k, D.shape[1])
-            factors = self.factors[key] = Factors(A, several, weight, bias)
-        if self.k > 1:
-            factors.D[:, j] = D
+            several[-1].D[:, self._j] = factors.D[:, 0]
 
     def finish(self) -> None:
         """Multiply what has not been: factors, small blocks, those of which fewer came than expected."""
-        rest = [name for name in self.blocks if name not in self._multiplied]
-        small = [name for name in rest if self.params[name].numel() <= SMALL]
-        self._multiply(small)
+        rest = [name for name in self.held if name not in self._multiplied]
+        small = [name for name in rest if self.trained.params[name].numel() <= SMALL]
         for name in rest:
-            if name not in self._multiplied:
-                self._multiply([name])
-        with full_precision_products():
-            for factors in self.factors.values():
-                self.G += factors.gram().to(self.G.device)
+            if name not in small:
+                self._multiply(name)
+        for group, G in enumerate(self._G):
+            names = [name for name in small if self._group[name] == group]
+            if names:
+                blocks = self._joined(names)
+                G += _product(blocks.rows)
+                if not self._drop:
+                    self.small.append(blocks)
+        with full_precision_products(), span("gramgn.gram"):
+            for key, parts in self._parts.items():
+                factors = self.factors[key] = joined(parts)
+                names = [name for name in (factors.weight, getattr(factors, "bias", None)) if name]
+                self._add_factored_gram(factors, names)
+        self._parts.clear()
 
-    def in_order(self, name: str, flat: Tensor) -> Tensor:
-        """Return one row of a block in the shape of its parameter."""
-        shape, order = self.params[name].shape, self.orders.get(name)
-        if order is None:
-            return flat.view(shape)
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        return flat.view([shape[d] for d in order]).permute(inverse)
-
-    def _multiply(self, names: list[str]) -> None:
-        if not names:
+    def _add_factored_gram(self, factors: Factors, names: list[str]) -> None:
+        groups = {self._group[name] for name in names}
+        if len(groups) == 1:
+            self._G[groups.pop()] += _float64(factors.gram())
             return
-        rows = [self.blocks[name].reshape(self.b * self.k, -1) for name in names]
-        block = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
-        block = block.to(product_dtype(block.dtype))
-        with full_precision_products():
-            self.G += _float64(block @ block.T)
-        self._multiplied.update(names)
+        assert isinstance(factors, LinearFactors)
+        for weight, bias in ((factors.weight, None), (None, factors.bias)):
+            part = LinearFactors(factors.A, factors.D, weight, bias)
+            self._G[self._group[weight or bias or ""]] += _float64(part.gram())
+
+    def _put(self, held: Held, block: Block, first: bool) -> None:
+        """Copy or add a block into what is held."""
+        rows = block.rows if block.layout == held.layout else block.relaid(held.layout)
+        if not held.own and not first:
+            # Never in place: a bias's block may be the very gradient that autograd goes on with.
+            held.rows = held.rows + rows
+            return
+        start, stop = self._range
+        parts, _, size = held.rows.shape
+        rows = rows.transpose(0, 1).reshape(stop - start, parts, size).transpose(0, 1)
+        target = held.rows.view(parts, self.b, self.k, size)[:, start:stop, self._j]
+        if not first:
+            target.add_(rows)
+        elif target.data_ptr() != rows.data_ptr():
+            target.copy_(rows)
+
+    def _multiply(self, name: str) -> None:
+        with span("gramgn.gram"):
+            self._G[self._group[name]] += _product(self.held[name].rows)
+        self._multiplied.add(name)
+        if self._drop:
+            del self.held[name]
+
+    def _joined(self, names: list[str]) -> SmallBlocks:
+        held = [self.held.pop(name) for name in names]
+        n = self.b * self.k
+        rows = [
+            block.rows[0] if len(block.rows) == 1 else block.rows.transpose(0, 1).reshape(n, -1)
+            for block in held
+        ]
+        return SmallBlocks(
+            names,
+            [row.shape[1] for row in rows],
+            [block.layout for block in held],
+            torch.cat(rows, dim=1)[None],
+        )
 
 
 @dataclass(frozen=True)
-class StreamLinearisation:
-    """r, G and J by layer, as blocks or as factors.
+class HeldJacobian:
+    """J by layer, as blocks or as factors."""
 
-    Attributes:
-        residual: r, detached.
-        num_samples: b.
-        eps: The relative precision in which J was formed.
-        accumulated: J and G.
-    """
-
-    residual: Tensor
-    num_samples: int
-    eps: float
     accumulated: Accumulator
 
     def gram(self) -> Tensor:
-        """Return G = J J^T [b k, b k] in float64."""
+        """Return G by group, [groups, b k, b k] in float64."""
         return self.accumulated.G
 
-    def vjp(self, u: Tensor) -> list[Tensor]:
-        """Return J^T u in the parameters' shapes and dtypes; zero for parameters the output does not use."""
+    def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return J d [b k] in float64 for d by name."""
         parts = self.accumulated
-        pulled: dict[str, Tensor] = {}
+        product = parts.G.new_zeros(parts.b * parts.k)
         with full_precision_products():
             for factors in parts.factors.values():
-                pulled |= factors.vjp(u.to(factors.D.device).view(parts.b, parts.k))
-            for name, block in parts.blocks.items():
-                dtype = product_dtype(block.dtype)
-                rows = block.reshape(parts.b * parts.k, -1).to(dtype)
-                pulled[name] = parts.in_order(name, u.to(block.device, dtype) @ rows)
-        return [
-            pulled[name].to(param.dtype) if name in pulled else torch.zeros_like(param)
-            for name, param in parts.params.items()
-        ]
+                product += _float64(factors.jvp(direction)).flatten()
+            for name, held in parts.held.items():
+                d = held.layout.from_param(direction[name]).view(len(held.rows), -1)
+                product += _rows_times(held.rows, d)
+            for blocks in parts.small:
+                d = torch.cat(
+                    [
+                        layout.from_param(direction[name])
+                        for name, layout in zip(blocks.names, blocks.layouts, strict=True)
+                    ]
+                )
+                product += _rows_times(blocks.rows, d[None])
+        return product
+
+    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
+        """Add J^T u, times the scales, to tensors by name."""
+        parts = self.accumulated
+        with full_precision_products():
+            for factors in parts.factors.values():
+                factors.add_vjp_(out, u.view(parts.b, parts.k), scales)
+            pulled: dict[str, Tensor] = {}
+            for name, held in parts.held.items():
+                pulled[name] = held.layout.to_param(_times_rows(u, held.rows).flatten())
+            for blocks in parts.small:
+                columns = _times_rows(u, blocks.rows)[0].split(blocks.sizes)
+                for name, layout, column in zip(blocks.names, blocks.layouts, columns, strict=True):
+                    pulled[name] = layout.to_param(column)
+        by_scale: dict[float, list[str]] = {}
+        for name in pulled:
+            by_scale.setdefault(scales[name], []).append(name)
+        for scale, names in by_scale.items():
+            torch._foreach_add_([out[name] for name in names], [pulled[name] for name in names], alpha=scale)
+
+
+def _product(rows: Tensor) -> Tensor:
+    """Return the sum over parts of rows rows^T for [parts, n, size], in float64.
+
+    In several products of a few thousand columns each: one alone wakes the threads of a CPU for too little work.
+    """
+    rows = rows.to(product_dtype(rows.dtype))
+    parts, n, size = rows.shape
+    if parts == 1:
+        pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
+        rows = rows.view(n, pieces, size // pieces).transpose(0, 1)
+    with full_precision_products():
+        products = torch.bmm(rows, rows.transpose(1, 2))
+    return products.to(float64_home(products.device)).sum(dim=0, dtype=torch.float64)
+
+
+def _rows_times(rows: Tensor, d: Tensor) -> Tensor:
+    """Return the sum over parts of rows d for [parts, n, size] and [parts, size], in float64."""
+    dtype = product_dtype(rows.dtype)
+    return _float64(torch.bmm(rows.to(dtype), d.to(dtype).unsqueeze(2))).sum(dim=(0, 2))
+
+
+def _times_rows(u: Tensor, rows: Tensor) -> Tensor:
+    """Return u rows [parts, size]."""
+    dtype = product_dtype(rows.dtype)
+    u = u.to(rows.device, dtype).expand(len(rows), 1, -1)
+    return torch.bmm(u, rows.to(dtype)).squeeze(1)
 
 
 def _float64(matrix: Tensor) -> Tensor:
     return matrix.to(float64_home(matrix.device)).to(torch.float64)
-
-
-def _in_memory_order(block: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a block [b, ...] with its dimensions as they lie in memory, and their order without b's.
-
-    G does not depend on the order of the parameters' entries, so no block is copied for it.
-    """
-    order = sorted(range(1, block.ndim), key=block.stride, reverse=True)
-    return block.permute(0, *order), tuple(d - 1 for d in order)

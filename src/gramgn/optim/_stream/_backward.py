@@ -4,18 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gramgn.optim._spans import span
 from gramgn.optim._stream import _elementwise, _fallback
 from gramgn.optim._stream._accumulator import Accumulator
+from gramgn.optim._stream._blocks import Block, as_block
 from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._capture import Call
 from gramgn.optim._stream._graph import Graph, Use, read_graph
 from gramgn.optim._stream._mixing import MixingCheck
+from gramgn.optim._stream._notes import Notes
+from gramgn.optim._stream._rule import RuleMemory
+from gramgn.optim._stream._rules_conv import ConvPaths
+
+
+@dataclass
+class Memories:
+    """What an engine keeps between steps.
+
+    Attributes:
+        conv_paths: How convolutions are treated.
+        is_reduced: Whether J is formed in a shorter format.
+        buffers: Memory for blocks.
+        checked: What was found not to mix samples.
+        notes: What was said.
+    """
+
+    conv_paths: ConvPaths
+    is_reduced: bool = False
+    buffers: Buffers = field(default_factory=Buffers)
+    checked: set[Any] = field(default_factory=set)
+    notes: Notes = field(default_factory=Notes)
 
 
 class Backward:
@@ -23,20 +48,18 @@ class Backward:
 
     Args:
         params: The trained parameters by name.
-        buffers: Memory that rules use.
-        checked: What was found not to mix samples in earlier steps.
+        memories: What the engine keeps.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], buffers: Buffers, checked: set[Any]) -> None:
+    def __init__(self, params: Mapping[str, Tensor], memories: Memories) -> None:
         self.params = params
         self.calls: list[Call] = []
-        self._buffers = buffers
-        self._checked = checked
+        self._memories = memories
         self._uses: list[tuple[str, Use]] = []
         self._inputs: list[GradientEdge | Tensor] = []
         self._stash: dict[Call, dict[int, Tensor]] = {}
         self._output: Tensor | None = None
-        self._j = 0
+        self._open = False
 
     def start(self, output: Tensor, num_samples: int) -> None:
         """Read the graph of ``output`` [b, ...] and decide who gives which block.
@@ -61,66 +84,81 @@ class Backward:
         self._hook_uses()
         self._choose_inputs(graph)
 
-    def run(self, slopes: Tensor) -> Accumulator:
-        """Go backward once for each residual of slopes dr/df [b, k, q] and return J and G."""
+    def run(self, slopes: Tensor, sums: Accumulator, first: int = 0, *, keep_graph: bool = False) -> None:
+        """Go backward once for each residual.
+
+        Args:
+            slopes: dr/df [b, k, q].
+            sums: Takes the blocks.
+            first: The place of the first sample in the batch.
+            keep_graph: Whether the graph is still needed afterwards.
+        """
         k = slopes.shape[1]
-        self._expected = self._count()
-        self._sums = Accumulator(self.params, self.b, k, self._expected)
-        self._mixing = MixingCheck(self._keys(), self._checked, self.b)
+        self._sums, self._expected = sums, self._count()
+        self._mixing = MixingCheck(
+            self._keys(), self._memories.checked, self.b, is_reduced=self._memories.is_reduced
+        )
+        self._open = True
         if self._inputs:
             if self._mixing.wanted:
                 self._mixing.weighing = True
                 self._pass(self._mixing.weighted(slopes[:, 0]), keep=True)
                 self._mixing.weighing = False
             for self._j in range(k):
-                self._pass(slopes[:, self._j], keep=self._j < k - 1)
+                sums.begin(first, first + self.b, self._j, self._expected)
+                self._last = self._j == k - 1
+                self._pass(slopes[:, self._j], keep=not self._last or keep_graph)
+        self._open = False
         self._mixing.finish()
-        self._sums.finish()
-        self._buffers.keep(self._sums.blocks)
-        return self._sums
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
         """Take the gradient of one tensor that a call returned; a hook in the backward pass calls this."""
-        if not call.active:
+        if not call.active or not self._open:
             return
-        if self._mixing.sees((call.owner.path, place, self.b, self.calls.index(call)), grad):
+        if self._mixing.wanted and self._mixing.sees(self._key(call, place), grad):
             return
         if call.owner.rule is None:
             # Calling modules again has to wait until autograd is done.
             self._stash.setdefault(call, {})[place] = grad
             return
-        x, names = call.input(), call.owner.params
-        if self._is_factored(call):
-            self._sums.add_factors(
-                call,
-                x,
-                grad,
-                self._j,
-                *(names[local] if local in call.active else None for local in ("weight", "bias")),
-            )
-        else:
-            self._buffers.free(names[local] for local in call.active)
-            blocks = call.owner.rule.blocks(call.owner.module, x, grad, call.active, self._buffers)
-            for local, block in blocks.items():
-                self._sums.add_block(names[local], block, self._j)
-        if self._j == self._sums.k - 1:
+        with span("gramgn.blocks"):
+            self._take(call, call.input(), grad)
+        if self._last:
             call.release()
+
+    def _take(self, call: Call, x: Tensor, grad: Tensor) -> None:
+        """Hand the blocks of a call of a module with a rule on."""
+        module, rule, names = call.owner.module, call.owner.rule, call.owner.params
+        assert rule is not None
+        if rule.factors is not None and self._is_factored(call, x):
+            weight, bias = (names[local] if local in call.active else None for local in ("weight", "bias"))
+            self._sums.add_factors(call.owner.path, rule.factors(module, x, grad, weight, bias))
+            return
+        buffers = self._memories.buffers
+        buffers.free(names[local] for local in call.active)
+        memory = RuleMemory(self._sums, buffers, self._memories.conv_paths, names)
+        self._add(names, rule.blocks(module, x, grad, call.active, memory))
+
+    def _add(self, names: Mapping[str, str], blocks: Mapping[str, Tensor | Block]) -> None:
+        for local, block in blocks.items():
+            self._sums.add_block(names[local], block if isinstance(block, Block) else as_block(block))
 
     def _pass(self, slopes: Tensor, *, keep: bool) -> None:
         assert self._output is not None
         torch.autograd.grad(
             self._output,
             self._inputs,  # type: ignore[arg-type]
-            slopes.reshape(self._output.shape),
+            slopes.reshape(self._output.shape).to(self._output.dtype),
             retain_graph=keep,
             allow_unused=True,
         )
         if self._mixing.weighing:
             return
         for call, grads in self._stash.items():
+            self._memories.notes.fall_back(call.owner)
             prefix = "model." if call.owner.path == "" else ""
-            for local, block in _fallback.blocks(call, grads, prefix).items():
-                self._sums.add_block(call.owner.params[local], block, self._j)
+            with span("gramgn.blocks"):
+                self._add(call.owner.params, _fallback.blocks(call, grads, prefix))
         self._stash.clear()
 
     def _assign(self, graph: Graph) -> None:
@@ -167,10 +205,14 @@ class Backward:
             use.node.register_prehook(lambda grads, i=i: self._receive_use(i, grads[0]))
 
     def _receive_use(self, i: int, grad: Tensor | None) -> None:
-        name, use = self._uses[i]
-        if grad is None or self._mixing.sees((name, i, self.b, use.node.name()), grad):
+        if grad is None or not self._open:
             return
-        self._sums.add_block(name, _elementwise.block(use, self.params[name], grad), self._j)
+        name, use = self._uses[i]
+        if self._mixing.wanted and self._mixing.sees((name, i, self.b, use.node.name()), grad):
+            return
+        with span("gramgn.blocks"):
+            block = _elementwise.block(use, self.params[name], grad, self._memories.buffers)
+            self._sums.add_block(name, as_block(block))
 
     def _choose_inputs(self, graph: Graph) -> None:
         """Ask autograd for the gradients at the deepest places only: those on the way are seen by hooks."""
@@ -193,21 +235,20 @@ class Backward:
     def _keys(self) -> list[Any]:
         """Return names of the places at which gradients will arrive."""
         keys: list[Any] = [
-            (call.owner.path, place, self.b, i)
-            for i, call in enumerate(self.calls)
-            if call.active
-            for place in call.edges
+            self._key(call, place) for call in self.calls if call.active for place in call.edges
         ]
         return keys + [(name, i, self.b, use.node.name()) for i, (name, use) in enumerate(self._uses)]
 
-    def _is_factored(self, call: Call) -> bool:
-        """Return whether the block of a linear layer can stay a product: one input row for each sample."""
-        rule, names = call.owner.rule, call.owner.params
+    def _key(self, call: Call, place: int) -> Any:
+        return (call.owner.path, place, self.b, self.calls.index(call))
+
+    def _is_factored(self, call: Call, x: Tensor) -> bool:
+        """Return whether the block of a layer is to stay a product: used once, and cheaper that way."""
+        rule, names, sums = call.owner.rule, call.owner.params, self._sums
         return (
             rule is not None
-            and rule.factored
-            and len(call.shapes[0]) == 2
             and all(self._expected[names[local]] == 1 for local in call.active)
+            and rule.prefers_factors(call.owner.module, sums.b, sums.k, tuple(x.shape))
         )
 
     def clear(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +14,11 @@ class Buffers:
     """Flat tensors by name, grown when a larger one is asked for. Copies and pickles of it are empty."""
 
     def __init__(self) -> None:
-        self._flat: dict[str, Tensor] = {}
+        self._flat: dict[Hashable, Tensor] = {}
+        self._zeroed: dict[Hashable, tuple[int, ...]] = {}
         self._kept: dict[str, Tensor] = {}
 
-    def keep(self, blocks: dict[str, Tensor]) -> None:
+    def keep(self, blocks: Mapping[str, Tensor]) -> None:
         """Hold the blocks of a finished step until the next step forms its own."""
         self._kept = dict(blocks)
 
@@ -24,7 +27,7 @@ class Buffers:
         for name in names:
             self._kept.pop(name, None)
 
-    def get(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def get(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Return an uninitialised contiguous tensor; the one returned before by this name is overwritten.
 
         Args:
@@ -32,18 +35,24 @@ class Buffers:
             shape: The shape wanted.
             like: Gives dtype and device.
         """
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size or flat.dtype != like.dtype or flat.device != like.device:
             flat = self._flat[name] = torch.empty(size, dtype=like.dtype, device=like.device)
+            self._zeroed.pop(name, None)
         return flat[:size].view(shape)
 
-    def clear(self) -> None:
-        """Give the memory back."""
-        self._flat.clear()
-        self._kept.clear()
+    def zeroed(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Return a tensor that was zero when it was first asked for in this shape.
 
-    def __getstate__(self) -> dict[str, dict[str, Tensor]]:
-        return {"_flat": {}, "_kept": {}}
+        Whoever uses it writes to the same places every time, and finds zeros in all others.
+        """
+        before = self._flat.get(name)
+        tensor = self.get(name, shape, like)
+        if before is not self._flat[name] or self._zeroed.get(name) != shape:
+            tensor.zero_()
+            self._zeroed[name] = shape
+        return tensor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_flat": {}, "_zeroed": {}, "_kept": {}}

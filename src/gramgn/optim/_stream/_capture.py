@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from gramgn.optim._precision import is_capturing
 from gramgn.optim._stream._owners import Owner
 
 Receive = Callable[["Call", int, Tensor], None]
@@ -30,7 +31,8 @@ class Call:
         module: What to call again for the fall-back: the owner's module, or the model past its hooks.
         args: Its arguments, detached. ``release`` lets them go.
         kwargs: Its keyword arguments, detached.
-        versions: How often each tensor among the arguments had been changed in place.
+        inputs: The tensors among them.
+        versions: How often each of these had been changed in place.
         first: The number of the first autograd node made in the call.
         last: The number after the last.
         edges: The gradient edges of the floating point tensors it returned, by their place among those.
@@ -43,6 +45,7 @@ class Call:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    inputs: list[Tensor]
     versions: list[int]
     first: int
     last: int = 0
@@ -57,7 +60,7 @@ class Call:
 
     def check_unchanged(self) -> None:
         """Refuse a call whose input was changed in place after it."""
-        if [leaf._version for leaf in _tensors((self.args, self.kwargs))] != self.versions:
+        if [leaf._version for leaf in self.inputs] != self.versions:
             raise ValueError(
                 f"the input of '{self.owner.path}' ({type(self.owner.module).__name__}) was changed in place "
                 "after the call, so the Jacobian would be wrong: change a copy, or take engine='vmap'"
@@ -66,40 +69,52 @@ class Call:
     def input(self) -> Tensor:
         """Return the one tensor that a module with a rule is called with."""
         self.check_unchanged()
-        (x,) = _tensors((self.args, self.kwargs))
+        (x,) = self.inputs
         return x
 
     def release(self) -> None:
         """Let the arguments go."""
-        self.args, self.kwargs, self.versions = (), {}, []
+        self.args, self.kwargs, self.inputs, self.versions = (), {}, [], []
 
 
 def start_call(owner: Owner, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the record of a call that is about to happen."""
-    args, kwargs = pytree.tree_map(
-        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-    )
-    versions = [leaf._version for leaf in _tensors((args, kwargs))]
-    return Call(owner, module, args, kwargs, versions, torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        args = (args[0].detach(),)
+        inputs: list[Tensor] = [args[0]]
+    else:
+        args, kwargs = pytree.tree_map(
+            lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+        )
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    versions = [leaf._version for leaf in inputs]
+    first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return Call(owner, module, args, kwargs, inputs, versions, first)
 
 
 def end_call(call: Call, output: Any, receive: Receive) -> Any:
     """Note what a call returned and hook its gradients; return what is to be handed on."""
-    leaves, structure = pytree.tree_flatten(output)
-    for i, leaf in enumerate(leaves):
-        if not is_differentiable(leaf):
-            continue
-        place = len(call.shapes)
-        call.shapes.append(leaf.shape)
-        if not leaf.requires_grad:
-            continue
+    if isinstance(output, Tensor):
+        output = _hooked(call, output, receive)
+    else:
+        leaves, structure = pytree.tree_flatten(output)
+        output = pytree.tree_unflatten([_hooked(call, leaf, receive) for leaf in leaves], structure)
+    call.last = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return output
+
+
+def _hooked(call: Call, leaf: Any, receive: Receive) -> Any:
+    if not is_differentiable(leaf):
+        return leaf
+    place = len(call.shapes)
+    call.shapes.append(leaf.shape)
+    if leaf.requires_grad:
         if leaf._is_view():
             # An in-place operation on a view makes autograd forget the view's own edge.
-            leaf = leaves[i] = leaf.clone()
-        leaf.register_hook(lambda grad, place=place: receive(call, place, grad))
+            leaf = leaf.clone()
+        leaf.register_hook(lambda grad: receive(call, place, grad))
         call.edges[place] = get_gradient_edge(leaf)
-    call.last = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return pytree.tree_unflatten(leaves, structure)
+    return leaf
 
 
 @contextmanager
@@ -150,7 +165,9 @@ class _Recorder:
 
 
 def random_state(call: Call) -> Tensor:
-    """Return the state of the random numbers on the device of the call."""
+    """Return the state of the random numbers on the device of the call; unknown in a CUDA graph."""
+    if is_capturing():
+        return torch.empty(0)
     device = next(call.owner.module.parameters()).device
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
@@ -158,7 +175,3 @@ def random_state(call: Call) -> Tensor:
 def is_differentiable(leaf: Any) -> bool:
     """Return whether ``leaf`` is a tensor that can carry a gradient."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

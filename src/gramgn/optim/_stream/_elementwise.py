@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._graph import Use
 
 ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
@@ -24,11 +25,14 @@ def is_elementwise(use: Use, param: Tensor, num_samples: int) -> bool:
     return bool(shape) and shape[0] == num_samples and broadcast and output.dtype == param.dtype
 
 
-def block(use: Use, param: Tensor, grad: Tensor) -> Tensor:
+def block(use: Use, param: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
     """Return the per-sample gradients [b, *param.shape], given that of the node's output [b, ...]."""
     if use.node.name() == MUL:
         other = use.node._saved_other if use.place == 0 else use.node._saved_self
-        return _reduced_product(grad, other.to(grad.dtype), param.shape)
+        other = other.to(grad.dtype)
+        is_summed = param.numel() * len(grad) < grad.numel()
+        product = _product(grad, other, buffers) if is_summed else grad * other
+        return _reduced(product, param.shape)
     factor = use.node._saved_alpha if use.place == 1 else 1
     if use.node.name() == SUB and use.place == 1:
         factor = -factor
@@ -36,18 +40,21 @@ def block(use: Use, param: Tensor, grad: Tensor) -> Tensor:
     return reduced if factor == 1 else factor * reduced
 
 
-def _reduced_product(grad: Tensor, other: Tensor, shape: torch.Size) -> Tensor:
-    if shape.numel() == 1 and other.shape == grad.shape:
-        if grad.stride() == other.stride():
-            # As they lie in memory, so that flattening copies nothing.
-            order = sorted(range(1, grad.ndim), key=grad.stride, reverse=True)
-            grad, other = grad.permute(0, *order), other.permute(0, *order)
-        return torch.linalg.vecdot(grad.flatten(1), other.flatten(1)).view(len(grad), *shape)
-    return _reduced(grad * other, shape)
+def _product(grad: Tensor, other: Tensor, buffers: Buffers) -> Tensor:
+    """Return grad * other, where it can in memory that the next product takes again."""
+    if other.shape != grad.shape or other.stride() != grad.stride():
+        return grad * other
+    dims = sorted(range(grad.ndim), key=grad.stride, reverse=True)
+    product = buffers.get("product", tuple(grad.shape[d] for d in dims), grad)
+    torch.mul(grad.permute(dims), other.permute(dims), out=product)
+    return product.permute(sorted(range(grad.ndim), key=dims.__getitem__))
 
 
 def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
     """Sum [b, ...] to [b, *shape] over the dimensions that ``shape`` was broadcast over."""
+    if shape.numel() == 1:
+        summed = grad.sum(dim=tuple(range(1, grad.ndim))) if grad.ndim > 1 else grad
+        return summed.view(len(grad), *shape)
     tail = grad.shape[1:]
     own = shape[1:] if len(shape) == grad.ndim else shape
     aligned = (1,) * (len(tail) - len(own)) + tuple(own)

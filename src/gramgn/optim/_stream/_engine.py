@@ -7,70 +7,229 @@ block of J, and the block's product is added to G. Autograd never forms the summ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._batch import Batch, OwnForward
-from gramgn.optim._call import Forward, call_closure
-from gramgn.optim._engine import Closure
-from gramgn.optim._precision import jacobian_eps
-from gramgn.optim._slopes import slopes_of_residual
-from gramgn.optim._stream._accumulator import StreamLinearisation
-from gramgn.optim._stream._backward import Backward
-from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._batch import Batch, OwnForward, check_per_sample
+from gramgn.optim._call import Closure, Forward, call_closure
+from gramgn.optim._losses import Loss, Reading
+from gramgn.optim._memory import samples_that_fit
+from gramgn.optim._parameters import Trained
+from gramgn.optim._precision import jacobian_eps, reduced_precision
+from gramgn.optim._slopes import slopes_of
+from gramgn.optim._spans import span
+from gramgn.optim._stream._accumulator import Accumulator, HeldJacobian
+from gramgn.optim._stream._backward import Backward, Memories
 from gramgn.optim._stream._capture import end_call, random_state, recorded_calls, start_call
+from gramgn.optim._stream._linearisation import (
+    ChainedJacobian,
+    GraphJacobian,
+    Jacobian,
+    StreamLinearisation,
+)
 from gramgn.optim._stream._owners import find_owners
+from gramgn.optim._stream._rules_conv import ConvPaths
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class StreamEngine:
-    """Forms J layer by layer. Memory for columns is kept between steps; copies of the engine start empty."""
+    """Forms J layer by layer. Memory for J is kept between steps; copies of the engine start empty.
 
-    def __init__(self) -> None:
-        self._buffers = Buffers()
-        self._checked: set[Any] = set()
+    Args:
+        chunk_size: Samples at a time, which bounds the activations that are held; ``"auto"``: as many as fit
+            into a quarter of the memory that is free at the first step; None: the whole batch.
+        conv_path: How blocks of convolutions are formed: ``"static"``, ``"probe"`` or one path's name.
+        low_memory: Drop the blocks, and form J^T u by a second backward pass through the same graph.
+        jacobian_dtype: A shorter format in which autocast runs the network; None: none.
+    """
+
+    def __init__(
+        self,
+        *,
+        chunk_size: int | str | None = None,
+        conv_path: str = "static",
+        low_memory: bool = False,
+        jacobian_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
+        self._memories = Memories(ConvPaths(conv_path), is_reduced=jacobian_dtype is not None)
+        self._fitting: dict[int, int] = {}
+        # Ways of calling the model that were compared with its own forward in chunks.
+        self._compared: set[tuple[bool, ...]] = set()
 
     def linearise(
-        self, model: nn.Module, params: Mapping[str, Tensor], closure: Closure
+        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> StreamLinearisation:
-        """Call ``closure`` once and differentiate its residuals; see ``Engine``.
+        """Call ``closure`` once and differentiate what it returns; see ``Engine``.
 
         Raises:
             ValueError: The closure breaks its contract; or the network is used in a way in which the result
                 would be wrong: samples that interact, a parameter read outside of its module in another way
                 than by adding or multiplying, an input changed in place.
         """
-        backward = Backward(params, self._buffers, self._checked)
-        leaves: list[Tensor] = []
-
-        def run(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-            batch = Batch(args, kwargs)
-            output = _recorded_forward(model, params, backward, original, args, kwargs)
-            backward.start(output, batch.size)
-            leaves.append(output.detach().requires_grad_())
-            # A copy, so that a closure may change it in place.
-            return leaves[0].clone(), batch.size
-
+        run = _InChunks if self.chunk_size is not None else _AtOnce
+        calculation = run(self, model, trained)
         try:
-            residual, _, num_samples = call_closure(model, closure, run)
-            slopes = slopes_of_residual(residual, leaves[0], model)
-            with torch.no_grad():
-                accumulated = backward.run(slopes)
+            reading, num_samples = call_closure(model, closure, loss, calculation.forward)
+            with reduced_precision(self.jacobian_dtype, calculation.leaf.device):
+                jacobian = calculation.jacobian(reading)
         finally:
-            backward.clear()
+            calculation.clear()
         return StreamLinearisation(
-            residual=residual.detach(),
+            reading=reading.detached(),
             num_samples=num_samples,
-            eps=jacobian_eps(model, leaves[0].dtype, leaves[0].device),
-            accumulated=accumulated,
+            eps=jacobian_eps(model, calculation.leaf.dtype, calculation.leaf.device, self.jacobian_dtype),
+            trained=trained,
+            jacobian=jacobian,
         )
 
+    def samples_at_a_time(
+        self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]
+    ) -> int:
+        """Return the chunk size for a batch; measured once for each batch size with ``"auto"``."""
+        if self.chunk_size != "auto":
+            assert isinstance(self.chunk_size, int)
+            return self.chunk_size
+        if batch.size not in self._fitting:
+            self._fitting[batch.size] = samples_that_fit(
+                batch.size, model, lambda: forward(batch.chunk(0, 1))
+            )
+        return self._fitting[batch.size]
 
-def _recorded_forward(
+    def without_memory(self) -> StreamEngine:
+        """Return an engine with the same options and choices and memory of its own."""
+        other = StreamEngine(
+            chunk_size=self.chunk_size,
+            conv_path=self._memories.conv_paths.policy,
+            low_memory=self.low_memory,
+            jacobian_dtype=self.jacobian_dtype,
+        )
+        other.load_state_dict(self.state_dict())
+        return other
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the choices that were made by measuring."""
+        return {
+            "conv_paths": dict(self._memories.conv_paths.probed),
+            "samples_at_a_time": dict(self._fitting),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over choices, so that a resumed run takes the same kernels."""
+        self._memories.conv_paths.probed = dict(state["conv_paths"])
+        self._fitting = dict(state["samples_at_a_time"])
+
+
+class _AtOnce:
+    """The whole batch in one forward pass; backward once the closure told the slopes of the residuals."""
+
+    def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
+        self.engine, self.model, self.trained = engine, model, trained
+        self.backward = Backward(trained.params, engine._memories)
+        self.leaf: Tensor
+
+    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+        """Run the model; what the closure gets is cut from the graph."""
+        batch = Batch(args, kwargs)
+        self.output = recorded_forward(
+            self.engine, self.model, self.trained, self.backward, original, args, kwargs
+        )
+        self.backward.start(self.output, batch.size)
+        self.leaf = self.output.detach().requires_grad_()
+        # A copy, so that a closure may change it in place.
+        return self.leaf.clone(), batch.size
+
+    def jacobian(self, reading: Reading) -> Jacobian:
+        """Go backward."""
+        slopes = slopes_of(reading, self.leaf, self.model)
+        b, k, _ = slopes.shape
+        drop, memories = self.engine.low_memory, self.engine._memories
+        if drop and k > 1:
+            raise ValueError(
+                f"low_memory needs one residual for each sample, got {k}: their blocks would have to be held "
+                "side by side; take low_memory=False"
+            )
+        sums = Accumulator(self.trained, b, k, memories.buffers, drop=drop)
+        with torch.no_grad(), span("gramgn.backward"):
+            self.backward.run(slopes, sums, keep_graph=drop)
+            sums.finish()
+        if drop:
+            return GraphJacobian(sums.G, self.output, slopes, self.trained.params)
+        memories.buffers.keep({name: held.rows for name, held in sums.held.items()})
+        return HeldJacobian(sums)
+
+    def clear(self) -> None:
+        """Let the graph go."""
+        self.backward.clear()
+
+
+class _InChunks:
+    """Some samples at a time, forward and backward with respect to the outputs, before the closure goes on."""
+
+    def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
+        self.engine, self.model, self.trained = engine, model, trained
+        self.leaf: Tensor
+
+    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+        """Run the model and form the Jacobian of its outputs."""
+        batch, engine = Batch(args, kwargs), self.engine
+        outputs = []
+
+        def plain(arguments: Arguments) -> Tensor:
+            with reduced_precision(engine.jacobian_dtype, next(iter(self.trained.params.values())).device):
+                return original(*arguments[0], **arguments[1])
+
+        step = engine.samples_at_a_time(batch, self.model, plain)
+        for start in range(0, batch.size, step):
+            outputs.append(self._chunk(original, batch, start, min(start + step, batch.size)))
+        with torch.no_grad(), span("gramgn.backward"):
+            self.sums.finish()
+        engine._memories.buffers.keep({name: held.rows for name, held in self.sums.held.items()})
+        self.leaf = torch.cat(outputs).requires_grad_()
+        if step < batch.size and tuple(batch.batched) not in engine._compared:
+            check_per_sample(self.model, lambda *a, **k: plain((a, k)), args, kwargs, self.leaf)
+            engine._compared.add(tuple(batch.batched))
+        return self.leaf.clone(), batch.size
+
+    def _chunk(self, original: Forward, batch: Batch, start: int, stop: int) -> Tensor:
+        """Return the outputs of a range of samples, its part of J added."""
+        backward = Backward(self.trained.params, self.engine._memories)
+        args, kwargs = batch.chunk(start, stop)
+        try:
+            output = recorded_forward(self.engine, self.model, self.trained, backward, original, args, kwargs)
+            backward.start(output, stop - start)
+            flat = output.detach().reshape(stop - start, -1)
+            q = flat.shape[1]
+            if start == 0:
+                self.sums = Accumulator(self.trained, batch.size, q, self.engine._memories.buffers)
+            slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
+            with (
+                torch.no_grad(),
+                span("gramgn.backward"),
+                reduced_precision(self.engine.jacobian_dtype, flat.device),
+            ):
+                backward.run(slopes, self.sums, start)
+        finally:
+            backward.clear()
+        return output.detach().reshape(stop - start, *output.shape[1:])
+
+    def jacobian(self, reading: Reading) -> Jacobian:
+        """Join what the residuals make of the outputs to it."""
+        slopes = slopes_of(reading, self.leaf, self.model)
+        return ChainedJacobian(HeldJacobian(self.sums), slopes.to(self.sums.G.device, torch.float64))
+
+    def clear(self) -> None:
+        """Do nothing: every chunk let its graph go."""
+
+
+def recorded_forward(
+    engine: StreamEngine,
     model: nn.Module,
-    params: Mapping[str, Tensor],
+    trained: Trained,
     backward: Backward,
     original: Forward,
     args: tuple[Any, ...],
@@ -78,9 +237,14 @@ def _recorded_forward(
 ) -> Tensor:
     """Run the model's own forward; leave the calls of parameter owners in ``backward``."""
     replaced = getattr(original, "__func__", None) is not type(model).forward
-    owners = find_owners(model, params, replaced=replaced)
+    owners = find_owners(model, trained.params, replaced=replaced)
     root = next((owner for owner in owners if owner.module is model), None)
-    with recorded_calls(owners, model, backward.calls, backward.receive):
+    device = next(iter(trained.params.values())).device
+    with (
+        span("gramgn.forward"),
+        recorded_calls(owners, model, backward.calls, backward.receive),
+        reduced_precision(engine.jacobian_dtype, device),
+    ):
         if root is None:
             output = original(*args, **kwargs)
         else:

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from gramgn.optim._precision import REDUCED_EPS, is_capturing
+
 MAX_TRIES = 8
 """Passes for places whose gradient is zero, as it is deep in a network with a zero last layer."""
 
@@ -18,15 +20,19 @@ class MixingCheck:
         keys: The places at which gradients will arrive.
         checked: Places found right in earlier steps; those found now are added.
         num_samples: b.
+        is_reduced: Whether gradients are formed in a shorter format than their own.
     """
 
-    def __init__(self, keys: Sequence[Hashable], checked: set[Hashable], num_samples: int) -> None:
+    def __init__(
+        self, keys: Sequence[Hashable], checked: set[Hashable], num_samples: int, *, is_reduced: bool = False
+    ) -> None:
+        self._least_eps = REDUCED_EPS["bf16"] if is_reduced else 0.0
         self.weighing = False
         self._checked = checked
         self._tries = ("tries", num_samples, *keys)
         tried = sum((self._tries, i) in checked for i in range(MAX_TRIES))
         new = any(key not in checked for key in keys)
-        self.wanted = num_samples > 1 and new and tried < MAX_TRIES
+        self.wanted = num_samples > 1 and new and tried < MAX_TRIES and not is_capturing()
         if self.wanted:
             checked.add((self._tries, tried))
         # Multiples of the golden ratio, modulo 1, keep near and far rows apart without random numbers.
@@ -60,7 +66,7 @@ class MixingCheck:
             if norms is None or not bool((norms > 0).any()) or not bool(torch.isfinite(norms).all()):
                 continue
             error = (given - norms * self._weights.to(norms.device, norms.dtype)).abs().max()
-            if error > torch.finfo(norms.dtype).eps ** 0.5 * norms.max():
+            if error > max(torch.finfo(norms.dtype).eps, self._least_eps) ** 0.5 * norms.max():
                 raise ValueError(
                     f"at {key} the gradient of one sample depends on other samples: the network mixes samples "
                     "(such as x - x.mean(dim=0)) or has another dimension than the samples' in front. Each "

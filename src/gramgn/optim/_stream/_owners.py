@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from gramgn.optim._stream._registry import RULES, Rule
+from gramgn.optim._stream._registry import RULES
+from gramgn.optim._stream._rule import Rule
 
 # They read the parameters of their children without calling them.
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)

@@ -9,32 +9,31 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._stream._blocks import Blocks
+from gramgn.optim._stream._rule import RuleMemory
 from gramgn.optim._stream._shapes import check_batched
-
-Blocks = dict[str, Tensor]
 
 NDIM: dict[type[nn.Module], int] = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 
-def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
+def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
     """Per-sample gradients [b, C] of group normalisation of x [b, C, ...]."""
-    norm = cast(nn.GroupNorm, module)
+    norm, x = cast(nn.GroupNorm, module), x.to(grad.dtype)
     return _by_channel(functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names)
 
 
-def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
+def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
     """Per-sample gradients [b, C] of instance normalisation of x [b, C, ...]."""
-    norm = cast(_InstanceNorm, module)
+    norm, x = cast(_InstanceNorm, module), x.to(grad.dtype)
     check_batched(x, NDIM[type(module)])
     own = norm.training or not norm.track_running_stats
     stats = (None, None) if own else (norm.running_mean, norm.running_var)
     return _by_channel(functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
 
 
-def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
+def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
     """Per-sample gradients [b, C] of batch normalisation with frozen statistics of x [b, C, ...]."""
-    norm = cast(_BatchNorm, module)
+    norm, x = cast(_BatchNorm, module), x.to(grad.dtype)
     return _by_channel(
         functional.batch_norm(x, norm.running_mean, norm.running_var, training=False, eps=norm.eps),
         grad,
@@ -42,9 +41,9 @@ def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str]
     )
 
 
-def layer_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: Buffers) -> Blocks:
+def layer_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
     """Per-sample gradients [b, *normalized_shape] of layer normalisation of x [b, ..., *normalized_shape]."""
-    norm = cast(nn.LayerNorm, module)
+    norm, x = cast(nn.LayerNorm, module), x.to(grad.dtype)
     shape = tuple(norm.normalized_shape)
     blocks = {}
     if "weight" in names:

@@ -20,6 +20,7 @@ INTEGER_COLUMNS = frozenset(
         "solve_minimum_norm",
         "solve_non_finite",
         "ill_conditioned",
+        "rejected_steps",
         "skipped_batches",
     }
 )
@@ -38,11 +39,12 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "test_mae",
     "lr",
     "lam",
-    "alpha",  # as configured
+    "alpha",  # in the configured convention, of the last step: after warm-up, adaptive damping and schedules
     "alpha_sum",  # effective, in the sum convention (for the full batch size)
     "grad_norm",  # |gradient of the loss|, mean over the epoch; of optimizers that follow the gradient
     "step_norm",  # |d|, mean over the epoch
     "predicted_decrease",  # of the mean squared error, by the linear model; mean over the epoch
+    "actual_decrease",  # on the same mini-batch, where adaptive damping or a line search measures it; mean
     "trace_gram",
     "lambda_min",
     "lambda_max",
@@ -51,6 +53,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "solve_minimum_norm",
     "solve_non_finite",
     "ill_conditioned",
+    "rejected_steps",  # tries that adaptive damping or a line search refused
     "skipped_batches",
     "peak_mem_mib",
 )

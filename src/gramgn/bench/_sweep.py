@@ -1,0 +1,85 @@
+"""How the cost of a step grows with the batch: t(b) = t0 + a b + c b^2 m, fitted to a sweep over b."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from gramgn.bench._measure import Result
+from gramgn.bench._problem import Shape
+
+BATCHES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The cost of a step as a function of b.
+
+    Attributes:
+        fixed_s: t0, seconds of a step of any size.
+        linear_s: a, seconds for each sample.
+        square_s: c, seconds for each of the b^2 m multiply-adds of the Gram product.
+        num_params: m.
+        misfit: The largest relative distance of a measured time from the fit.
+    """
+
+    fixed_s: float
+    linear_s: float
+    square_s: float
+    num_params: int
+    misfit: float
+
+    def step_s(self, b: int) -> float:
+        """Return t(b)."""
+        return self.fixed_s + self.linear_s * b + self.square_s * b * b * self.num_params
+
+    def square_share(self, b: int) -> float:
+        """Return the share of the b^2 m term in t(b)."""
+        return self.square_s * b * b * self.num_params / self.step_s(b)
+
+
+def fit_cost(seconds: Mapping[int, float], num_params: int) -> Fit:
+    """Fit t0, a, c >= 0 by least squares of the relative distances.
+
+    Every choice of terms that is left out (0) is tried and the best one with no negative term taken: with three
+    terms that is the exact solution of the constrained problem.
+
+    Args:
+        seconds: Median seconds of a step by b, at least one.
+        num_params: m.
+    """
+    b = torch.tensor(list(seconds), dtype=torch.float64)
+    t = torch.tensor(list(seconds.values()), dtype=torch.float64)
+    terms = torch.stack((torch.ones_like(b), b, b * b * num_params), dim=1) / t[:, None]
+    scale = terms.norm(dim=0)
+    best, chosen = float("inf"), torch.zeros(3, dtype=torch.float64)
+    for size in range(1, min(3, len(b)) + 1):
+        for columns in combinations(range(3), size):
+            kept = list(columns)
+            system = terms[:, kept] / scale[kept]
+            found = torch.linalg.lstsq(system, torch.ones(len(t), 1, dtype=torch.float64)).solution[:, 0]
+            distance = float((system @ found - 1).norm())
+            if bool((found >= 0).all()) and distance < best:
+                best = distance
+                chosen = torch.zeros(3, dtype=torch.float64)
+                chosen[kept] = found / scale[kept]
+    misfit = float((terms @ chosen - 1).abs().max())
+    return Fit(float(chosen[0]), float(chosen[1]), float(chosen[2]), num_params, misfit)
+
+
+def sweep_shapes(batches: Sequence[int], size: int, pixels: int) -> list[Shape]:
+    """Return the shapes of a sweep: one ResNet, one size of image, every b."""
+    return [Shape("resnet", size, b, pixels) for b in batches]
+
+
+def sweep_results(results: Iterable[Result]) -> dict[str, dict[int, float]]:
+    """Return median seconds of a step by b, of SGD and of ours, each in its fastest format at that b."""
+    seconds: dict[str, dict[int, float]] = {"SGD": {}, "ours": {}}
+    for result in results:
+        for name, row in (("SGD", result.row(result.reference)), ("ours", result.fastest_of_ours())):
+            if row and row.step_s:
+                seconds[name][result.shape.batch] = row.step_s.median
+    return seconds

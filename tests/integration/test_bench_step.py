@@ -1,0 +1,110 @@
+"""The step benchmark as a command line."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / "bench_step.py"), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_smoke(tmp_path: Path) -> None:
+    """Every part at a tiny scale: paths that are installed, those that are not, breakdown, memory, CSV."""
+    file = tmp_path / "new" / "step.csv"
+    done = bench("--smoke", "--breakdown", "--csv", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= max(100, len(f"written: {file}"))
+    for text in (
+        "OMP_WAIT_POLICY=",
+        "torch ",
+        "1 threads",
+        "alpha 0.3 in the mean convention",
+        "floor by operation",
+    ):
+        assert text in done.stdout
+    for part in ("forward", "backward", "blocks", "gram", "solve", "update", "other", "step"):
+        assert any(line.startswith(f"{part} ") for line in done.stdout.splitlines()), part
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    by_path = {row["path"]: row for row in rows if row["shape"] == "resnet8:8x16"}
+    assert set(by_path) == {
+        "sgd", "sgd-cl", "ours", "ours-cl", "vmap", "opacus", "backpack", "torch-lm"
+    }  # fmt: skip
+    assert {row["shape"] for row in rows} == {"resnet8:8x16", "mlp32:8"}
+    for row in rows:
+        if not row["step_s"]:
+            assert row["note"] == "not installed: pip install 'gramgn[bench]'", row
+            continue
+        assert float(row["step_least_s"]) <= float(row["step_s"]) <= float(row["step_most_s"])
+        assert float(row["ratio"]) >= 1 or not row["path"].startswith("sgd")
+        assert float(row["peak_mib"]) >= 0
+        if not row["path"].startswith("sgd"):
+            assert 0 < float(row["error"]) < 1e-3, row
+    assert min(float(by_path[name]["ratio"]) for name in ("sgd", "sgd-cl")) == 1
+    assert by_path["ours"]["step_s"]
+    assert by_path["vmap"]["step_s"]
+
+
+def test_sweep_and_markdown() -> None:
+    done = bench("--smoke", "--sweep", "--batches", "2", "4", "--markdown", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "| b | SGD ms | per sample | ours ms | per sample | ours / SGD | b^2 m share of ours |" in done.stdout
+    )
+    assert [line.split(" | ")[0] for line in done.stdout.splitlines() if line[:3] in ("| 2", "| 4")] == [
+        "| 2",
+        "| 4",
+    ]
+    assert "ours: t(b) = " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--shapes", "resnet:128"), "error: shape 'resnet:128': write resnet[depth]:<batch>x<pixels>"),
+        (("--shapes", "resnet9:4x8"), "error: shape 'resnet9:4x8': the depth of a ResNet is 6 n + 2"),
+        (
+            ("--paths", "opacsu"),
+            "error: there is no path 'opacsu' (did you mean 'opacus'?); there are: sgd, ",
+        ),
+        (("--rounds", "0"), "'0' must be a whole number of at least 1"),
+        (("--csv", "."), "error: --csv .: that is a folder; name a file"),
+    ],
+)
+def test_bad_input_is_one_message_before_any_work(arguments: tuple[str, ...], message: str) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_report_of_a_card_is_refused_without_one() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text()
+    (line,) = [line for line in makefile.splitlines() if "--device cuda" in line]
+    before = set((REPOSITORY / "outputs" / "results").glob("*"))
+    done = bench(*line.split("bench_step.py")[1].split())
+    assert done.returncode == 2
+    assert done.stderr == "error: there is no CUDA device on this machine; take --device cpu (make bench)\n"
+    assert done.stdout == ""
+    assert set((REPOSITORY / "outputs" / "results").glob("*")) == before

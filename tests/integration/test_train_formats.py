@@ -1,0 +1,120 @@
+"""Memory format and optimizers on networks with kernels: recorded, exact over a resume, and nobody is shut out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from house import SMALL, Call, House, losses, read_rows, read_run
+
+CONV = (*(entry for entry in SMALL if not entry.startswith("model")), "model=tiny")
+DEEP = (*CONV, "model._target_=outside_formats.DeepNet")
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)[
+        "model"
+    ]
+    return state
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert losses(one) == losses(other)
+    for name, value in weights(one).items():
+        assert torch.equal(value, weights(other)[name]), name
+
+
+@pytest.mark.parametrize("optimizer", ["ggn", "sgd", "adamw", "muon"])
+def test_resuming_in_channels_last_changes_nothing(call: Call, house: House, optimizer: str) -> None:
+    """T02: kernels in channels last, dropout on, a smaller last batch; Muon's and AdamW's state included."""
+    options = (*DEEP, f"optimizer={optimizer}", "model.dropout=0.3", "trainer.batch_size=9")
+    assert call(*options, "trainer.epochs=3") == 0
+    assert call(*options, "trainer.epochs=1") == 0
+    whole, part = house.runs()
+    assert call(f"resume={part}", "trainer.epochs=3") == 0
+    assert_same_run(whole, part)
+    kernel = weights(part)["body.0.weight"]
+    assert kernel.is_contiguous(memory_format=torch.channels_last)
+    assert not kernel.is_contiguous()
+    assert read_run(part)["precision"]["channels_last"] is True
+
+
+@pytest.mark.parametrize("optimizer", ["ggn", "sgd"])
+def test_the_format_changes_rounding_only(call: Call, house: House, optimizer: str) -> None:
+    options = (*DEEP, f"optimizer={optimizer}", "trainer.dtype=float64")
+    for channels_last in ("true", "false"):
+        assert call(*options, f"trainer.channels_last={channels_last}") == 0
+    on, off = house.runs()
+    assert [read_run(folder)["precision"]["channels_last"] for folder in (on, off)] == [True, False]
+    for one, other in zip(read_rows(on), read_rows(off), strict=True):
+        assert float(one["test_loss"]) == pytest.approx(float(other["test_loss"]), rel=1e-8)
+
+
+def test_a_checkpoint_of_one_format_starts_a_run_of_the_other(call: Call, house: House) -> None:
+    assert call(*DEEP, "optimizer=sgd") == 0
+    (first,) = house.runs()
+    options = (*DEEP, "optimizer=sgd", "optimizer.lr=0.0", f"init_from={first}")
+    assert call(*options, "trainer.channels_last=false") == 0
+    second = house.runs()[-1]
+    for name, value in weights(first).items():
+        assert torch.equal(value, weights(second)[name])
+    assert weights(second)["body.0.weight"].is_contiguous()
+
+
+def test_a_network_that_needs_contiguous_images(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It trains as it would without the setting, and the run says so."""
+    options = (*CONV, "model._target_=outside_formats.ViewNet", "optimizer=sgd")
+    assert call(*options) == 0
+    message = capsys.readouterr().err
+    assert "note: ViewNet does not take channels-last images (view size is not compatible" in message
+    assert call(*options, "trainer.channels_last=false") == 0
+    assert "note:" not in capsys.readouterr().err
+    tried, off = house.runs()
+    assert read_run(tried)["precision"]["channels_last"] is False
+    assert_same_run(tried, off)
+
+
+@pytest.mark.parametrize("optimizer", ["ggn", "sgd"])
+def test_vectors_have_no_memory_format(call: Call, house: House, optimizer: str) -> None:
+    options = (*CONV, "model._target_=outside_formats.VectorNet", "dataset._target_=outside_formats.Vectors")
+    assert call(*options, f"optimizer={optimizer}") == 0
+    (folder,) = house.runs()
+    assert read_run(folder)["state"] == "done"
+    assert read_run(folder)["precision"]["channels_last"] is False
+
+
+def test_a_run_from_before_the_settings_goes_on(call: Call, house: House) -> None:
+    """Its run.json names neither setting: it goes on as it began, and under the same identity."""
+    options = (*DEEP, "optimizer=sgd", "trainer.channels_last=false")
+    assert call(*options, "trainer.epochs=3") == 0
+    assert call(*options, "trainer.epochs=1") == 0
+    whole, part = house.runs()
+    run = read_run(part)
+    del run["config"]["trainer"]["channels_last"], run["config"]["trainer"]["compile"]
+    (part / "run.json").write_text(json.dumps(run))
+    assert call(f"resume={part}", "trainer.epochs=3") == 0
+    assert_same_run(whole, part)
+
+
+def test_muon_through_the_command_line(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lr recorded is that of the matrices; a network without a hidden matrix is refused before any work."""
+    assert call(*DEEP, "optimizer=muon", "optimizer.lr=0.003") == 0
+    (folder,) = house.runs()
+    assert read_run(folder)["optimizer"]["name"] == "muon"
+    assert [row["lr"] for row in read_rows(folder)] == ["0.003", "0.003"]
+    assert all(float(row["grad_norm"]) > 0 for row in read_rows(folder))
+    before = house.files()
+    assert call(*SMALL, "optimizer=muon") == 2
+    message = capsys.readouterr().err
+    assert "Muon has nothing to do" in message
+    assert "optimizer=adamw" in message
+    assert call(*DEEP, "optimizer=muon", "optimizer.first_and_last=sgd") == 2
+    assert "optimizer.first_and_last='sgd' must be adamw or muon" in capsys.readouterr().err
+    assert call(*DEEP, "optimizer=muon", "optimizer.adamw_betas=[0.9]") == 2
+    assert "optimizer (gramgn.training.muon_with_adamw)" in capsys.readouterr().err
+    assert house.files() == before
+    assert call(*SMALL, "optimizer=muon", "optimizer.first_and_last=muon") == 0
