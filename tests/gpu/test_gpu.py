@@ -64,3 +64,52 @@ def test_the_array_lies_on_the_device_and_the_clock_waits_for_it() -> None:
         report = stepper(inputs, targets)
     assert report.finite
     assert clock.train_s() > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"adaptive_damping": {"factor": 2.0}}], ids=str)
+def test_captured_steps_equal_eager_ones(options: dict) -> None:
+    """G19: two CUDA graphs, forward to Gram and update, against the same steps launched from Python."""
+    apply_settings(TrainerConfig())
+    torch.manual_seed(0)
+    model = ResNetFixup(depth=8, zero_last_layer=False).cuda()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, damping_convention="mean", **options)
+    other, eager = copy.deepcopy((model, optimizer))
+    inputs, targets = (tensor.cuda() for tensor in fixed_batch())
+    step = optimizer.capture(lambda x, y: model(x) - y, inputs, targets)
+    for scale in (1.0, 0.5, -1.0):
+        info = step(scale * inputs, targets)
+        expected = eager.step(lambda scale=scale: other(scale * inputs) - targets)
+        assert info.loss == pytest.approx(expected.loss, rel=1e-4)
+        assert info.step_norm == pytest.approx(expected.step_norm, rel=1e-2)
+    ours, theirs = (torch.nn.utils.parameters_to_vector(net.parameters()) for net in (model, other))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-3
+
+
+def test_the_trainer_takes_captured_steps() -> None:
+    """G19: trainer.compile=true, with a last batch of another shape."""
+    torch.manual_seed(0)
+    model = ResNetGN(depth=8).cuda()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, damping_convention="mean")
+    inputs, targets = (tensor.cuda() for tensor in fixed_batch())
+    stepper = Stepper(model, optimizer, compile=True)
+    stepper.prepare([(inputs, targets), (inputs[:5], targets[:5])])
+    for b in (32, 5, 32):
+        assert stepper(inputs[:b], targets[:b]).finite
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"chunk_size": 8}, {"chunk_size": "auto"}, {"low_memory": True}, {"conv_path": "probe"}],
+    ids=str,
+)
+def test_memory_and_speed_options_agree_on_the_device(options: dict) -> None:
+    """G02: chunks, low memory and probed paths give the same step."""
+    apply_settings(TrainerConfig())
+    torch.manual_seed(0)
+    model = ResNetFixup(depth=8, zero_last_layer=False).cuda()
+    other = copy.deepcopy(model)
+    inputs, targets = (tensor.cuda() for tensor in fixed_batch())
+    GramGaussNewton(model, lam=1.0, alpha=30.0).step(lambda: model(inputs) - targets)
+    GramGaussNewton(other, lam=1.0, alpha=30.0, **options).step(lambda: other(inputs) - targets)
+    ours, theirs = (torch.nn.utils.parameters_to_vector(net.parameters()) for net in (model, other))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-4

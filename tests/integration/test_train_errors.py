@@ -14,7 +14,10 @@ CASES = {
     "a misspelt key with ++": (["++trainer.epoch=9"], ["'trainer.epoch'", "did you mean 'epochs'"]),
     "a misspelt group": (["optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
     "a misspelt group with +": (["+optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
-    "a misspelt choice": (["optimizer=gnn"], ["optimizer=gnn", "did you mean 'ggn'", "adamw, ggn, ggn_lm, ggn_spring, muon, sgd"]),
+    "a misspelt choice": (
+        ["optimizer=gnn"],
+        ["optimizer=gnn", "did you mean 'ggn'", "adamw, ggn, ggn_lm, ggn_spring, muon, sgd"],
+    ),
     "an unknown recipe": (["+recipe.alhpa=1"], ["'recipe.alhpa'", "did you mean 'alpha'"]),
     "an unknown tracking key": (["+tracking.projekt=x"], ["'tracking.projekt'", "did you mean 'project'"]),
     "an unknown key of torch's": (

@@ -242,6 +242,25 @@ def test_nothing_is_adapted_or_refused_on_rounding() -> None:
         assert (info.rejected, info.given_up, optimizer.param_groups[0]["alpha"]) == (0, False, 0.3)
 
 
+def test_a_jacobian_in_bfloat16_is_not_compared_with_a_loss_in_float32() -> None:
+    """The loss that was seen under autocast errs by 1e-2; so short a step changes it by less."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 1))
+    x, y = torch.randn(8, 5), torch.randn(8, 1)
+    for options in ({"adaptive_damping": {}}, {"line_search": "armijo"}):
+        optimizer = GramGaussNewton(
+            model, lam=1.0, alpha=1.0, lr=1e-3, engine="stream", jacobian_dtype="bfloat16", **options
+        )
+        with torch.no_grad():
+            before = float((model(x) - y).double().square().mean())
+        info = optimizer.step(lambda: model(x) - y)
+        with torch.no_grad():
+            after = float((model(x) - y).double().square().mean())
+        assert info.actual_decrease == pytest.approx(before - after, rel=1e-6)
+        assert info.loss != before
+        assert not info.given_up
+
+
 def test_an_error_at_a_trial_point_leaves_the_parameters_bitwise() -> None:
     problem = CASES_BY_NAME["mlp"].make()
     before, calls = problem.flat(), []

@@ -200,3 +200,13 @@ def test_norms_that_overflow_when_squared() -> None:
     )
     pairs = [torch.ones(2, 2), torch.tensor([2.0, 1.0], dtype=torch.float64)]
     assert inner_products(pairs, pairs) == pytest.approx([4.0, 5.0])
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"adaptive_damping": {}}], ids=str)
+def test_a_profiler_sees_solve_and_update(options: dict[str, Any]) -> None:
+    problem = CASES_BY_NAME["mlp"].make()
+    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, **options)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        optimizer.step(problem.closure)
+    names = {event.key for event in profiled.key_averages()}
+    assert {"gramgn.forward", "gramgn.backward", "gramgn.solve", "gramgn.update"} <= names

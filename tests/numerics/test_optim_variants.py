@@ -284,7 +284,9 @@ def test_without_any_damping_there_is_no_momentum() -> None:
     ],
     ids=str,
 )
-def test_variants_with_the_options_of_the_stream_engine(options: dict[str, Any], kind: dict[str, Any]) -> None:
+def test_variants_with_the_options_of_the_stream_engine(
+    options: dict[str, Any], kind: dict[str, Any]
+) -> None:
     """G02: chunks, and J pulled through a graph that trial points leave as it was, take the same steps."""
     ends = []
     for engine in ({"engine": "loop"}, kind):

@@ -14,7 +14,7 @@ from gramgn.bench._breakdown import Breakdown, profile_step
 from gramgn.bench._floor import Floor, count_floor
 from gramgn.bench._memory import LR, peak_mib
 from gramgn.bench._paths import Path
-from gramgn.bench._prepared import NotOfferedError, Prepared
+from gramgn.bench._prepared import Prepared
 from gramgn.bench._problem import Problem, Shape, make_problem
 from gramgn.bench._timing import Spread, interleaved, ratios, timed
 from gramgn.errors import first_line
@@ -187,8 +187,6 @@ def _prepare(path: Path, problem: Problem, reference: Reference | None) -> tuple
             if len(variants) > 1:
                 prepared.step()
                 took = timed(prepared.step, problem.x.device)
-        except NotOfferedError as refusal:
-            return Row(path, note=str(refusal)), None
         except Exception as failure:
             if not path.package:
                 raise

@@ -14,10 +14,6 @@ SGD_LR = 1e-6
 MOMENTUM = 0.9
 
 
-class NotOfferedError(Exception):
-    """A path cannot do this problem; the text says why and stands in the table."""
-
-
 @dataclass(frozen=True)
 class Prepared:
     """A path on its own copy of the network.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gramgn.optim._call import Closure
+from gramgn.optim._info import StepInfo
 from gramgn.optim._losses import Loss, Reading
 from gramgn.optim._parameters import Trained
 from gramgn.optim._stream import StreamEngine, StreamLinearisation
@@ -69,7 +70,7 @@ class CapturedEngine:
 
     Args:
         engine: Gives the options; its memory is not used.
-        residuals: What the loss reads, from the inputs.
+        residuals: The closure, as a function of the inputs.
         example: Inputs of the shapes, dtypes and device to come.
         capture: Makes the graphs.
     """
@@ -82,27 +83,31 @@ class CapturedEngine:
         capture: Callable[[Callable[[], Any]], Captured[Any]] = CudaGraph,
     ) -> None:
         self.inputs = [tensor.detach().clone() for tensor in example]
-        self._engine, self._residuals, self._capture = engine.without_memory(), residuals, capture
+        self._engine, self.residuals, self._capture = engine.without_memory(), residuals, capture
         self._forward: Captured[StreamLinearisation] | None = None
         self._update: Captured[Update] | None = None
-        self._names: tuple[str, ...] = ()
+        self._captured_for: Any = None
+
+    def prepare(self, model: nn.Module, trained: Trained, loss: Loss) -> None:
+        """Capture the two graphs."""
+        self._forward = self._capture(
+            lambda: self._engine.linearise(model, trained, lambda: self.residuals(*self.inputs), loss)
+        )
+        self._update = self._captured_update(trained)
+        self._captured_for = _fixed(model, trained)
 
     def linearise(self, model: nn.Module, trained: Trained, _: Closure, loss: Loss) -> CapturedLinearisation:
         """Replay the first graph on what ``inputs`` hold; see ``Engine``.
 
         Raises:
-            ValueError: Other parameters are trained than when it was captured.
+            ValueError: Other parameters are trained than when it was captured, or in another mode.
         """
-        names = (*trained.params, str(model.training))
-        if self._forward is None or self._update is None:
-            self._forward = self._capture(
-                lambda: self._engine.linearise(model, trained, lambda: self._residuals(*self.inputs), loss)
-            )
-            self._names, self._update = names, self._captured_update(trained)
-        elif names != self._names:
+        assert self._forward is not None
+        assert self._update is not None
+        if _fixed(model, trained) != self._captured_for:
             raise ValueError(
-                "the network's parameters to train, or its mode, have changed since this step was captured: "
-                "capture it again"
+                "the network's trained parameters, their memory or its mode have changed since this step was "
+                "captured: capture it again"
             )
         self._forward.replay()
         return CapturedLinearisation(self._forward.result, self._update)
@@ -122,13 +127,11 @@ class CapturedEngine:
 
         return self._capture(update)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the engine's choices."""
-        return self._engine.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over choices; only before the capture."""
-        self._engine.load_state_dict(state)
+def _fixed(model: nn.Module, trained: Trained) -> Any:
+    """Return what a capture depends on."""
+    memory = [(name, param.data_ptr()) for name, param in trained.params.items()]
+    return memory, [module.training for module in model.modules()]
 
 
 @dataclass(frozen=True)
@@ -168,3 +171,73 @@ class CapturedLinearisation:
         self.update.replay()
         for tensor, pulled, scale in zip(out, self.update.result.pulled, scales, strict=True):
             tensor.add_(pulled, alpha=scale)
+
+
+class CapturedClosure:
+    """The closure of a captured step, on the inputs that the graphs read; it brings its own engine.
+
+    Args:
+        engine: The engine.
+    """
+
+    def __init__(self, engine: CapturedEngine) -> None:
+        self.engine = engine
+
+    def __call__(self) -> Any:
+        """Call the function that was captured, without a graph: for trial points."""
+        return self.engine.residuals(*self.engine.inputs)
+
+
+class CapturedStep:
+    """A step of the optimizer from two CUDA graphs; ``GramGaussNewton.capture`` makes it.
+
+    Args:
+        step: The optimizer's step.
+        engine: The engine.
+    """
+
+    def __init__(self, step: Callable[[Closure], StepInfo], engine: CapturedEngine) -> None:
+        self._step, self._closure = step, CapturedClosure(engine)
+
+    def __call__(self, *inputs: Tensor) -> StepInfo:
+        """Take one step.
+
+        Args:
+            *inputs: Like those that it was captured with.
+
+        Raises:
+            ValueError: They have other shapes or dtypes, or other parameters are trained than at the capture.
+        """
+        own = self._closure.engine.inputs
+        given = [(list(tensor.shape), str(tensor.dtype)) for tensor in inputs]
+        expected = [(list(tensor.shape), str(tensor.dtype)) for tensor in own]
+        if given != expected:
+            raise ValueError(
+                f"this step was captured for inputs {expected}, got {given}: capture another for these, or call "
+                "optimizer.step with a closure"
+            )
+        for memory, tensor in zip(own, inputs, strict=True):
+            memory.copy_(tensor, non_blocking=True)
+        return self._step(self._closure)
+
+
+def check_capturable(engine: Any, loss: str, device: torch.device) -> StreamEngine:
+    """Return the engine, refusing what cannot be captured.
+
+    Raises:
+        ValueError: No CUDA device, another engine, or an option that needs the host in the middle of the work.
+    """
+    if device.type != "cuda":
+        raise ValueError(f"CUDA graphs need the network on a CUDA device; it is on {device.type}")
+    if not isinstance(engine, StreamEngine):
+        raise ValueError("only engine='stream' can be captured in CUDA graphs")
+    if engine.chunk_size is not None or engine.low_memory:
+        raise ValueError(
+            "chunk_size and low_memory cannot be captured in CUDA graphs: set them to None and False, or do "
+            "without capture"
+        )
+    if loss != "squared_error":
+        raise ValueError(
+            f"loss={loss!r} cannot be captured in CUDA graphs: its labels are checked on the host"
+        )
+    return engine

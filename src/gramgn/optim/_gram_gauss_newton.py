@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gramgn.optim._acceptance import Outcome
 from gramgn.optim._adaptive import LevenbergMarquardt
 from gramgn.optim._call import Closure
+from gramgn.optim._captured import CapturedClosure, CapturedEngine, CapturedStep, check_capturable
 from gramgn.optim._engines import make_engine
 from gramgn.optim._guards import (
     check_batch_statistics,
@@ -204,7 +205,8 @@ class GramGaussNewton(torch.optim.Optimizer):
 
         before = {} if self._acceptance is None else random_state(params[0].device)
         with explained_out_of_memory(trained.params), torch.enable_grad():
-            J = self._engine.linearise(self._model, trained, closure, self._loss)
+            engine = closure.engine if isinstance(closure, CapturedClosure) else self._engine
+            J = engine.linearise(self._model, trained, closure, self._loss)
         with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
             previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
             system = linear_model(J, trained, previous, self.counts["steps"] + 1)
@@ -215,6 +217,37 @@ class GramGaussNewton(torch.optim.Optimizer):
             info = report(system, outcome, self._loss)
         self._count(info)
         return info
+
+    def capture(self, residuals: Callable[..., Tensor], *example: Tensor) -> CapturedStep:
+        """Capture steps on inputs of fixed shapes in two CUDA graphs: forward to Gram matrix, and J^T u.
+
+        They do the same work without launching every kernel from Python; solving and everything that is decided
+        by its outcome stays eager. What Python does in the network and in ``residuals`` is done once, now::
+
+            step = optimizer.capture(lambda x, y: model(x) - y, x, y)
+            info = step(x, y)
+
+        Args:
+            residuals: From the inputs to the residuals [b] or [b, k]; calls the model exactly once.
+            *example: Inputs of the shapes and dtypes to come, on the network's device; they are copied.
+
+        Returns:
+            A function of such inputs that takes a step and returns its ``StepInfo``.
+
+        Raises:
+            ValueError: The network is not on a CUDA device, or an option cannot be captured: another engine or
+                loss than the default ones, ``chunk_size``, ``low_memory``.
+        """
+        trained = self._trained()
+        device = next(iter(trained.params.values())).device
+        engine = CapturedEngine(
+            check_capturable(self._engine, self._options["loss"], device), residuals, example
+        )
+        check_batch_statistics(self._model)
+        check_modes(device)
+        with explained_out_of_memory(trained.params), torch.enable_grad():
+            engine.prepare(self._model, trained, self._loss)
+        return CapturedStep(self.step, engine)
 
     def _decide(self, system: System, closure: Closure, before: RandomState) -> Outcome:
         """Return the step to take, and how much of it."""
