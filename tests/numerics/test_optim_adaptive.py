@@ -231,6 +231,31 @@ def test_trial_points_see_the_same_dropout(engine: str, options: dict[str, Any])
     assert torch.rand(1).item() == after
 
 
+def test_trial_points_leave_no_trace_in_the_random_numbers() -> None:
+    """G16: a trial that draws more than the call before is not seen by what is drawn after the step."""
+    problem, calls = CASES_BY_NAME["mlp"].make(), []
+
+    def closure() -> Tensor:
+        calls.append(torch.rand(len(calls) + 1))
+        return problem.closure()
+
+    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=1.0, adaptive_damping={})
+    torch.manual_seed(5)
+    optimizer.step(closure)
+    after = torch.rand(3)
+    assert len(calls) == 3
+    torch.manual_seed(5)
+    torch.rand(1)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_a_predicted_increase_raises_alpha() -> None:
+    """With lr > 2 lam the linear model itself overshoots: that both it and the loss rise is no agreement."""
+    optimizer, info, _ = scripted([-20.0], adaptive_damping={"reject": False}, lam=0.5, lr=4.0)
+    assert info.predicted_decrease < 0
+    assert optimizer.param_groups[0]["alpha"] == 2.0
+
+
 def test_nothing_is_adapted_or_refused_on_rounding() -> None:
     """At the minimum there is no decrease to speak of: the step is taken and alpha stays."""
     problem = CASES_BY_NAME["linear"].make()

@@ -95,6 +95,28 @@ def test_all_zero_gram_matrix(alpha: float) -> None:
     assert torch.allclose(solution.u, r / alpha if alpha else torch.zeros_like(r), rtol=1e-15, atol=0.0)
 
 
+@pytest.mark.parametrize("bad", ["G", "r", "alpha"])
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_has_no_solution(bad: str, value: float) -> None:
+    """G04: also a damping that overflowed, as one relative to the trace can."""
+    given = {"G": torch.eye(3, dtype=torch.float64), "r": torch.ones(3, dtype=torch.float64), "alpha": 0.3}
+    if bad == "alpha":
+        given["alpha"] = value
+    else:
+        given[bad][-1] = value
+    solution = solve(**given, lam=1.0, eps=EPS64)
+    assert solution.status == "non_finite"
+    assert bool(torch.isnan(solution.u).all())
+
+
+def test_a_gram_matrix_whose_norm_overflows() -> None:
+    """Entries of 1e200 have a Frobenius norm beyond float64; what is solved is still right."""
+    G = torch.diag(torch.tensor([1e200, 4e200], dtype=torch.float64))
+    for alpha in (0.0, 1.0, 1e200):
+        u = solve(G, torch.ones(2, dtype=torch.float64), 1.0, alpha, EPS64).u
+        assert torch.allclose(u * 1e200, 1 / torch.tensor([1 + alpha / 1e200, 4 + alpha / 1e200]).double())
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.floats(0, 1e6), min_size=1, max_size=6),

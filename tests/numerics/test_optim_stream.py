@@ -264,6 +264,34 @@ def test_memory_is_flat_over_many_steps(name: str) -> None:
     assert num_tensors() == before
 
 
+def test_nothing_is_left_behind_after_a_thousand_steps() -> None:
+    """G11: neither tensors nor hooks pile up, in steps, in evaluation, or with optimizers that were let go."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 5, 3, padding=1), nn.GroupNorm(1, 5), nn.Tanh(), nn.Flatten(), nn.Linear(80, 1)
+    )
+    x, y = torch.randn(4, 1, 4, 4), torch.randn(4, 1)
+
+    def num_tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    def steps(number: int) -> None:
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=10.0)
+        for _ in range(number):
+            optimizer.step(lambda: model(x) - y)
+            with torch.no_grad():
+                model(x)
+
+    steps(3)
+    before = num_tensors()
+    steps(1000)
+    for _ in range(50):
+        steps(1)
+    assert num_tensors() == before
+    assert not has_hooks(model)
+
+
 def test_steps_equal_those_of_the_other_engines() -> None:
     after = []
     for engine in ("vmap", "stream", "loop"):

@@ -97,16 +97,20 @@ def sum_of_weights(**options: Any) -> tuple[nn.Module, GramGaussNewton, Tensor]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("target", "formed"), [(1e15, False), (1e25, True)])
+@pytest.mark.parametrize(
+    ("gain", "target", "formed"), [(1.0, 1e15, False), (1.0, 1e25, True), (1e10, 1e35, True)]
+)
 def test_a_gigantic_step_that_fits_is_taken(
-    target: float, formed: bool, engine: str, directions: list[int]
+    gain: float, target: float, formed: bool, engine: str, directions: list[int]
 ) -> None:
-    """The step is w1 = w2 = target / 3; where the square of that overflows, d is formed and its norm scaled."""
+    """The step is w1 = w2; where its square, or a bound on it, overflows, d is formed and its norm scaled."""
     model, optimizer, x = sum_of_weights(engine=engine)
-    info = optimizer.step(lambda: model(x) - target)
-    assert info.status == "cholesky"
-    assert torch.allclose(model.weight, torch.full_like(model.weight, target / 3))
-    assert info.step_norm == pytest.approx(2**0.5 * target / 3, rel=1e-6)
+    info = optimizer.step(lambda: model(gain * x) - target)
+    expected = target * gain / (2 * gain**2 + 1)
+    assert info.status in ("cholesky", "minimum_norm")
+    assert not info.ill_conditioned
+    assert torch.allclose(model.weight, torch.full_like(model.weight, expected))
+    assert info.step_norm == pytest.approx(2**0.5 * expected, rel=1e-6)
     assert len(directions) == formed
 
 

@@ -110,7 +110,14 @@ class CapturedEngine:
                 "captured: capture it again"
             )
         self._forward.replay()
-        return CapturedLinearisation(self._forward.result, self._update)
+        captured = self._forward.result
+        # Copied once: loss and residual outlive the next step.
+        reading = replace(
+            captured.reading,
+            loss=captured.reading.loss.clone(),
+            residual=captured.reading.residual.clone(),
+        )
+        return CapturedLinearisation(reading, captured, self._update)
 
     def _captured_update(self, trained: Trained) -> Captured[Update]:
         assert self._forward is not None
@@ -138,14 +145,9 @@ def _fixed(model: nn.Module, trained: Trained) -> Any:
 class CapturedLinearisation:
     """r and J in the memory of the graphs, until the next replay."""
 
+    reading: Reading
     captured: StreamLinearisation
     update: Captured[Update]
-
-    @property
-    def reading(self) -> Reading:
-        """Loss and residual, copied: they outlive the next step."""
-        reading = self.captured.reading
-        return replace(reading, loss=reading.loss.clone(), residual=reading.residual.clone())
 
     @property
     def num_samples(self) -> int:

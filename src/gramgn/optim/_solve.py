@@ -96,7 +96,6 @@ def exceeds(damping: float, factor: float, G: Tensor, norm: float, trace: float)
     """
     if damping > factor * norm:
         return True
-    # Not norm**2 / trace, which overflows first.
-    if trace > 0 and damping < factor * norm * (norm / trace):
+    if trace > 0 and damping < factor * norm**2 / trace:
         return False
     return damping > factor * float(torch.linalg.eigvalsh(G)[-1])

@@ -16,7 +16,7 @@ from gramgn.optim._precision import float64_home, full_precision_products, produ
 from gramgn.optim._spans import span
 from gramgn.optim._stream._blocks import Block, Layout
 from gramgn.optim._stream._buffers import Buffers
-from gramgn.optim._stream._factors import Factors, LinearFactors, joined
+from gramgn.optim._stream._factors import Factors, LinearFactors, joined, weighted
 
 SMALL = 64
 """Blocks of at most so many columns are multiplied together."""
@@ -244,8 +244,8 @@ class HeldJacobian:
         """Add J^T u, times the scales, to tensors by name."""
         parts = self.accumulated
         with full_precision_products():
-            for factors in parts.factors.values():
-                factors.add_vjp_(out, u.view(parts.b, parts.k), scales)
+            # Everything that takes memory comes before the first parameter is changed.
+            of_factors = [(each, weighted(each, u.view(parts.b, parts.k))) for each in parts.factors.values()]
             pulled: dict[str, Tensor] = {}
             for name, held in parts.held.items():
                 pulled[name] = held.layout.to_param(_times_rows(u, held.rows).flatten())
@@ -253,6 +253,8 @@ class HeldJacobian:
                 columns = _times_rows(u, blocks.rows)[0].split(blocks.sizes)
                 for name, layout, column in zip(blocks.names, blocks.layouts, columns, strict=True):
                     pulled[name] = layout.to_param(column)
+            for factors, D in of_factors:
+                factors.add_vjp_(out, D, scales)
         by_scale: dict[float, list[str]] = {}
         for name in pulled:
             by_scale.setdefault(scales[name], []).append(name)

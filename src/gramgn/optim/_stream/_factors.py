@@ -57,9 +57,8 @@ class LinearFactors:
             change = change + direction[self.bias].to(dtype)
         return (_product(self.D) * (change.unsqueeze(1) if change.ndim > 1 else change)).sum(dim=(2, 3))
 
-    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add D^T diag(u) A and D^T u."""
-        D = _weighted(self.D, u).flatten(end_dim=1)
+    def add_vjp_(self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float]) -> None:
+        """Add D^T A and the sum of D, weighted by u, [b T, F], times the scales."""
         if self.weight:
             A, weight = _product(self.A).flatten(end_dim=1), out[self.weight]
             if weight.dtype == A.dtype:
@@ -96,10 +95,9 @@ class EmbeddingFactors:
         read = direction[self.weight].to(product_dtype(self.D.dtype))[self.tokens]
         return (_product(self.D) * read.unsqueeze(1)).sum(dim=(2, 3))
 
-    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add the gradients to the entries that were read."""
+    def add_vjp_(self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float]) -> None:
+        """Add the gradients D, weighted by u, [b T, F], to the entries that were read, times the scales."""
         table = out[self.weight]
-        D = _weighted(self.D, u).flatten(end_dim=1)
         table.index_add_(0, self.tokens.flatten(), D.to(table.dtype), alpha=scales[self.weight])
 
 
@@ -143,11 +141,12 @@ def _gram(D: Tensor, similarity: Callable[[slice], Tensor]) -> Tensor:
     return torch.cat(parts).reshape(b * k, b * k)
 
 
-def _weighted(D: Tensor, u: Tensor) -> Tensor:
-    """Return the sum over residuals of u D, [b, T, F]."""
-    D = _product(D)
+def weighted(factors: Factors, u: Tensor) -> Tensor:
+    """Return the sum over residuals of u D, [b T, F], for u [b, k]."""
+    D = _product(factors.D)
     u = u.to(D.device, D.dtype)
-    return D[:, 0] * u[:, 0, None, None] if D.shape[1] == 1 else torch.einsum("bk,bktf->btf", u, D)
+    summed = D[:, 0] * u[:, 0, None, None] if D.shape[1] == 1 else torch.einsum("bk,bktf->btf", u, D)
+    return summed.flatten(end_dim=1)
 
 
 def _product(factor: Tensor) -> Tensor:
