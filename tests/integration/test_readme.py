@@ -8,12 +8,14 @@ fails.
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from data_cases import picture, write_afad, write_kaggle, write_png
 from house import REPOSITORY, House, read_run
 from torch import nn
 
+from gramgn import GramGaussNewton
 from gramgn.tracking.records import METRIC_COLUMNS
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -173,6 +176,20 @@ def package_alone(reader: Reader, command: str) -> None:
     assert 'dependencies = ["torch>=' in (REPOSITORY / "pyproject.toml").read_text()
 
 
+def an_extra(reader: Reader, command: str) -> None:
+    """Needs a package index: the project has the extra, and something in it."""
+    (name,) = re.findall(r"\[(\w+)\]", command)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"][name]
+
+
+def short_sweep(reader: Reader, command: str) -> None:
+    """Minutes: the same over two tiny batches."""
+    done = reader.run(f"{command} --smoke --batches 2 4 --rounds 1")
+    assert done.returncode == 0, done.stderr
+    assert "ours: t(b) = " in done.stdout
+
+
 def account(reader: Reader, command: str) -> None:
     """Asks for a key: W&B has such a command."""
     done = reader.run(f"python -m {command} --help")
@@ -203,12 +220,17 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make format": plan_of_make,
     "make figures": plan_of_make,
     "make bench": plan_of_make,
+    "make bench-pipeline": plan_of_make,
+    "make gpu-report": plan_of_make,
     "make clean": plan_of_make,
     "make demo PYTHON=python3.12": plan_of_make,
     "make env VENV=/data/my-environment": plan_of_make,
     "source .venv/bin/activate": default_environment,
     "conda env create -f environment.yml": conda_file,
     "python -m pip install .": package_alone,
+    'python -m pip install ".[bench]"': an_extra,
+    'python -m pip install ".[muon]"': an_extra,
+    "python scripts/bench_step.py --sweep": short_sweep,
     "wandb login": account,
     "python scripts/prepare_data.py dataset=afad archive=/data/tarball-lite": archive_parts,
     'python scripts/upload_run.py "outputs/runs/<run folder>"': upload_to_files,
@@ -267,9 +289,33 @@ def test_every_python_block_runs(
             assert float((model(torch.ones(4, 3)) - 1).detach().abs().max()) < 0.2
         if "for epoch in" in block:
             assert names["info"].loss < 0.01
-            assert capsys.readouterr().out.count("epoch ") == 20
+            assert capsys.readouterr().out.count("epoch ") == 10
         if "find_runs" in block:
             assert reader.finished.name in capsys.readouterr().out
+
+
+def test_the_example_is_the_file() -> None:
+    """The README shows examples/own_network.py, and does not tell it a second time."""
+    shown = [block for block in of("python") if "for epoch in" in block]
+    assert shown == [(REPOSITORY / "examples" / "own_network.py").read_text(encoding="utf-8")]
+
+
+def test_the_captured_step_is_the_one_there_is() -> None:
+    """It needs a CUDA device: elsewhere the line as written is refused with that reason, and with no other."""
+    (line,) = [span for span in spans(README) if span.startswith("step = ")]
+    model = nn.Sequential(nn.Linear(3, 1), nn.Flatten(start_dim=0))
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3)
+    names = {"optimizer": optimizer, "model": model, "x": torch.ones(4, 3), "y": torch.ones(4)}
+    with pytest.raises(ValueError, match="CUDA graphs need the network on a CUDA device"):
+        exec(line, names)
+
+
+def test_every_option_of_the_optimizer_is_named() -> None:
+    section = README.split("## The optimizer on your own network")[1].split("\n## ")[0]
+    options = set(inspect.signature(GramGaussNewton).parameters) - {"model", "params"}
+    assert len(options) > 15
+    missing = {option for option in options if not re.search(rf"(?<!\w){option}(?!\w)", section)}
+    assert not missing
 
 
 def conf_files() -> list[Path]:
