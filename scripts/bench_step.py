@@ -99,6 +99,12 @@ def run(given: argparse.Namespace) -> None:
     Raises:
         InputError: An unknown shape, path or device.
     """
+    if not given.limit_s > 0:
+        raise InputError(f"--limit-s {given.limit_s:g}: must be more than 0 seconds")
+    if given.tf32 and given.device == "cpu":
+        raise InputError("--tf32 is for --device cuda")
+    if given.breakdown and given.sweep:
+        raise InputError("--breakdown does not go with --sweep: measure the one, then the other")
     device = bench.find_device(given.device)
     shapes = chosen_shapes(given)
     paths = bench.choose_paths(given.paths or (SWEEP_PATHS if given.sweep else bench.DEFAULT_PATHS))

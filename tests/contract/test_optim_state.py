@@ -268,3 +268,17 @@ def test_a_parameter_that_was_frozen_starts_without_momentum() -> None:
     model[0].weight.requires_grad_(True)
     take(model, optimizer)
     assert optimizer.state[model[0].weight]["direction"].shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [None, {}, {"gram_gauss_newton": {"format": 2}}, {"gram_gauss_newton": {"format": 2, "counts": {}}}, 5],
+    ids=str,
+)
+def test_a_damaged_state_is_one_clear_message(damaged: Any) -> None:
+    """G09: nothing is loaded from what is no state."""
+    optimizer = GramGaussNewton(nn.Linear(2, 1), lam=1.0, alpha=0.5)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="GramGaussNewton"):
+        optimizer.load_state_dict(damaged)
+    assert optimizer.state_dict() == before

@@ -27,6 +27,22 @@ CASES = {
     "a text for a number": (["optimizer.lam=abc"], ["optimizer.lam='abc' must be a number"]),
     "a text for torch's number": (["optimizer=sgd", "optimizer.lr=abc"], ["lr='abc' must be a number"]),
     "a negative alpha": (["optimizer.alpha=-1"], ["alpha must be", "-1"]),
+    "another loss": (["+optimizer.loss=cross_entropy"], ["optimizer.loss=cross_entropy", "regressions"]),
+    "a target inside that is not there": (
+        ["optimizer=ggn_lm", "optimizer.adaptive_damping._target_=gramgn.optim.Nothing"],
+        ["gramgn.optim.Nothing"],
+    ),
+    "a list for a format": (["optimizer.jacobian_dtype=[bfloat16]"], ["jacobian_dtype", "'bfloat16'"]),
+    "a negative rate of muon": (
+        ["optimizer=muon", "optimizer.adamw_lr=-1"],
+        ["optimizer.adamw_lr=-1", "at least 0"],
+    ),
+    "momentum one": (["optimizer=ggn_spring", "optimizer.momentum=1"], ["momentum must be", "1"]),
+    "an unknown path": (["optimizer.conv_path=fast"], ["conv_path must be one of", "'probe'", "fast"]),
+    "low memory in chunks": (
+        ["optimizer.low_memory=true", "optimizer.chunk_size=4"],
+        ["low_memory", "chunk_size"],
+    ),
     "lam zero": (["optimizer.lam=0"], ["lam must be", "0"]),
     "a bad convention": (["optimizer.damping_convention=avg"], ["damping_convention", "avg", "mean"]),
     "a bad depth": (["model=resnet_fixup", "model.depth=33"], ["depth must be 6 n + 2", "33", "32 and 38"]),

@@ -49,7 +49,6 @@ def end(
         [{"lam": 1.0, "alpha": 0.3}],
         [{"lam": 2.0, "alpha": 0.3, "lr": 0.7, "max_step_norm": 0.1}],
         [{"lam": 1.0, "alpha": 0.3, "lr": 0.7}, {"lam": 1.0, "alpha": 3.0, "lr": 0.1}],
-        [{"lam": 1.0, "alpha": 0.3, "lr": 0.7, "weight_decay": 0.1, "decoupled_weight_decay": True}],
     ],
 )
 def test_unseen_and_formed_steps_are_the_same(

@@ -54,8 +54,14 @@ def build(section: str, config: Mapping[str, Any], *arguments: Any) -> Any:
         cause = error.__cause__
         if isinstance(cause, InputError):
             raise cause from None
-        if isinstance(cause, ValueError | TypeError | IndexError | RuntimeError | MemoryError):
-            raise ConfigError(f"{section} ({config['_target_']}): {first_line(cause, 400)}") from cause
+        # None, or an import that failed: a target inside the section that is not there.
+        expected = (
+            ValueError | TypeError | IndexError | RuntimeError | MemoryError | ImportError | AttributeError
+        )
+        if cause is None or isinstance(cause, expected | InstantiationException):
+            raise ConfigError(
+                f"{section} ({config['_target_']}): {first_line(cause or error, 400)}"
+            ) from error
         raise (cause or error) from None
 
 

@@ -73,6 +73,11 @@ class LevenbergMarquardt:
                 f"adaptive damping needs lam >= 0.5, got {groups[0]['lam']!r}: below, the linear model of a full "
                 "step can predict an increase of the loss. Raise lam, or leave adaptive_damping away"
             )
+        if any(group["alpha"] > self.max_alpha for group in groups):
+            raise ValueError(
+                f"alpha must be at most adaptive_damping.max_alpha, {self.max_alpha:g}, which it is never raised "
+                f"above; got {max(group['alpha'] for group in groups):g}"
+            )
         if any(group["alpha"] == 0 for group in groups):
             raise ValueError(
                 "adaptive damping multiplies alpha, so it needs alpha > 0 in every parameter group"

@@ -82,7 +82,8 @@ def check_per_sample(
     if not isinstance(whole, Tensor) or not torch.equal(whole, again) or not torch.isfinite(whole).all():
         return
     output = output.detach()
-    tolerance = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
+    eps = max(torch.finfo(t.dtype).eps for t in (whole, *model.parameters()) if t.is_floating_point())
+    tolerance = eps**0.5 * whole.abs().max()
     if whole.shape == output.shape and bool((whole - output).abs().max() <= tolerance):
         return
     raise ValueError(

@@ -30,9 +30,9 @@ def make_engine(
     Raises:
         ValueError: An unknown name, a value out of range, or an option that the engine does not have.
     """
-    if name not in ENGINE_NAMES:
+    if not isinstance(name, str) or name not in ENGINE_NAMES:
         raise ValueError(f"engine must be one of {_listed(ENGINE_NAMES)}, got {name!r}")
-    if conv_path not in CONV_PATHS:
+    if not isinstance(conv_path, str) or conv_path not in CONV_PATHS:
         raise ValueError(f"conv_path must be one of {_listed(CONV_PATHS)}, got {conv_path!r}")
     if not isinstance(low_memory, bool):
         raise ValueError(f"low_memory must be True or False, got {low_memory!r}")
@@ -70,9 +70,9 @@ def _check_chunk_size(engine: str, chunk_size: Any) -> None:
 
 
 def _dtype(given: Any) -> torch.dtype | None:
-    if given is None or given in JACOBIAN_DTYPES.values():
+    if given is None or (isinstance(given, torch.dtype) and given in JACOBIAN_DTYPES.values()):
         return given
-    if given in JACOBIAN_DTYPES:
+    if isinstance(given, str) and given in JACOBIAN_DTYPES:
         return JACOBIAN_DTYPES[given]
     raise ValueError(f"jacobian_dtype must be None or {_listed(tuple(JACOBIAN_DTYPES))}, got {given!r}")
 

@@ -159,6 +159,11 @@ class GramGaussNewton(torch.optim.Optimizer):
         }
         self._engine = make_engine(engine, **of_engine)
         self._loss = make_loss(loss)
+        if low_memory and loss == "cross_entropy":
+            raise ValueError(
+                "low_memory=True needs one residual for each sample, and loss='cross_entropy' has one for each "
+                "class: set low_memory to False"
+            )
         self._acceptance = make_acceptance(adaptive_damping, line_search)
         self._options = {"loss": loss, "acceptance": self._acceptance, "engine": engine, **of_engine}
         self._model = model
@@ -240,14 +245,17 @@ class GramGaussNewton(torch.optim.Optimizer):
         """
         trained = self._trained()
         device = next(iter(trained.params.values())).device
-        engine = CapturedEngine(
-            check_capturable(self._engine, self._options["loss"], device), residuals, example
-        )
+        engine = CapturedEngine(check_capturable(self._engine, self.loss, device), residuals, example)
         check_batch_statistics(self._model)
         check_modes(device)
         with explained_out_of_memory(trained.params), torch.enable_grad():
             engine.prepare(self._model, trained, self._loss)
         return CapturedStep(self.step, engine)
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss, which tells what closures return."""
+        return str(self._options["loss"])
 
     def _decide(self, system: System, closure: Closure, before: RandomState) -> Outcome:
         """Return the step to take, and how much of it."""

@@ -50,6 +50,28 @@ def check_state(
     counts: Mapping[str, int],
     engine: str,
 ) -> Saved:
+    """Return what is to be loaded, after looking at all of it; see ``_checked``.
+
+    Raises:
+        ValueError: It is not the state of a ``GramGaussNewton``, of an unknown format, of other parameters, or
+            damaged.
+    """
+    try:
+        return _checked(state, groups, defaults, counts, engine)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"this is no state of a GramGaussNewton, or a damaged one ({type(error).__name__}: {error}); nothing "
+            "was loaded"
+        ) from error
+
+
+def _checked(
+    state: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    defaults: Mapping[str, Any],
+    counts: Mapping[str, int],
+    engine: str,
+) -> Saved:
     """Return what is to be loaded, after looking at all of it.
 
     Format 1 had plain steps only: what it lacks is set to what such steps are.

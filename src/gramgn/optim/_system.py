@@ -121,7 +121,9 @@ def propose(system: System, settings: Settings, *, explicit: bool) -> Step:
     if s is not None and Js is not None:
         change = change + _of_shift(system, lr, s, Js)
     # Where G's small end is rounding, so is v^T G v; and momentum keeps d.
-    unseen = s is None and not explicit and not settings.momentum and not solution.ill_conditioned
+    # Decay changes w before the step is added, and an engine that goes backward again needs w as it was.
+    decays = settings.decoupled_weight_decay and any(settings.weight_decay)
+    unseen = not (s is not None or explicit or settings.momentum or solution.ill_conditioned or decays)
     norm = _norm_of_unseen(system, solution.u, Gv, scales) if unseen else None
     direction = None
     if norm is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -57,6 +58,17 @@ def muon_with_adamw(
             f"Muon needs the package pytorch-optimizer ({error}): python -m pip install pytorch-optimizer "
             'installs it, as does the extra "muon" of this package; or choose another optimizer'
         ) from error
+    numbers = {
+        "lr": lr,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "adamw_lr": adamw_lr,
+        "adamw_eps": adamw_eps,
+        "adamw_weight_decay": adamw_weight_decay,
+    }
+    for name, number in numbers.items():
+        if not (math.isfinite(number) and number >= 0):
+            raise ConfigError(f"optimizer.{name}={number!r} must be a finite number of at least 0")
     matrices, others = split_for_muon(params, first_and_last)
     if not matrices:
         raise ConfigError(

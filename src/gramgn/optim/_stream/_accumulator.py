@@ -17,6 +17,7 @@ from gramgn.optim._spans import span
 from gramgn.optim._stream._blocks import Block, Layout
 from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._factors import Factors, LinearFactors, joined, weighted
+from gramgn.optim._stream._verification import Comparison
 
 SMALL = 64
 """Blocks of at most so many columns are multiplied together."""
@@ -53,6 +54,14 @@ class SmallBlocks:
     layouts: list[Layout]
     rows: Tensor
 
+    def pulled(self, u: Tensor) -> dict[str, Tensor]:
+        """Return the parts of J^T u in the parameters' shapes by name."""
+        columns = _times_rows(u, self.rows)[0].split(self.sizes)
+        return {
+            name: layout.to_param(column)
+            for name, layout, column in zip(self.names, self.layouts, columns, strict=True)
+        }
+
 
 class Accumulator:
     """Takes per-sample gradients in any order; a parameter's blocks are summed before they are multiplied.
@@ -63,11 +72,20 @@ class Accumulator:
         num_residuals: k.
         buffers: Memory for the blocks.
         drop: Let each block go once it is multiplied.
+        comparison: Told of J^T w, where that is to be compared.
     """
 
     def __init__(
-        self, trained: Trained, num_samples: int, num_residuals: int, buffers: Buffers, *, drop: bool = False
+        self,
+        trained: Trained,
+        num_samples: int,
+        num_residuals: int,
+        buffers: Buffers,
+        *,
+        drop: bool = False,
+        comparison: Comparison | None = None,
     ) -> None:
+        self.comparison = comparison
         self.trained = trained
         self.b, self.k = num_samples, num_residuals
         self.held: dict[str, Held] = {}
@@ -153,6 +171,8 @@ class Accumulator:
             if names:
                 blocks = self._joined(names)
                 G += _product(blocks.rows)
+                if self.comparison is not None:
+                    self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten())
                 if not self._drop:
                     self.small.append(blocks)
         with full_precision_products(), span("gramgn.gram"):
@@ -160,7 +180,14 @@ class Accumulator:
                 factors = self.factors[key] = joined(parts)
                 names = [name for name in (factors.weight, getattr(factors, "bias", None)) if name]
                 self._add_factored_gram(factors, names)
+                if self.comparison is not None:
+                    pulled = {name: torch.zeros_like(self.trained.params[name]) for name in names}
+                    w = weighted(factors, self.comparison.weights)
+                    factors.add_vjp_(pulled, w, dict.fromkeys(names, 1.0))
+                    self.comparison.pulled |= pulled
         self._parts.clear()
+        if self.comparison is not None:
+            self.comparison.compare()
 
     def _add_factored_gram(self, factors: Factors, names: list[str]) -> None:
         groups = {self._group[name] for name in names}
@@ -177,11 +204,11 @@ class Accumulator:
         rows = block.rows if block.layout == held.layout else block.relaid(held.layout)
         if not held.own and not first:
             # Never in place: a bias's block may be the very gradient that autograd goes on with.
-            held.rows = held.rows + rows
+            held.rows = held.rows + _split_like(rows, held.rows)
             return
         start, stop = self._range
         parts, _, size = held.rows.shape
-        rows = rows.transpose(0, 1).reshape(stop - start, parts, size).transpose(0, 1)
+        rows = _split_like(rows, held.rows)
         target = held.rows.view(parts, self.b, self.k, size)[:, start:stop, self._j]
         if not first:
             target.add_(rows)
@@ -190,7 +217,11 @@ class Accumulator:
 
     def _multiply(self, name: str) -> None:
         with span("gramgn.gram"):
-            self._G[self._group[name]] += _product(self.held[name].rows)
+            held = self.held[name]
+            self._G[self._group[name]] += _product(held.rows)
+            if self.comparison is not None:
+                pulled = _times_rows(self.comparison.weights.flatten(), held.rows).flatten()
+                self.comparison.pulled[name] = held.layout.to_param(pulled)
         self._multiplied.add(name)
         if self._drop:
             del self.held[name]
@@ -250,9 +281,7 @@ class HeldJacobian:
             for name, held in parts.held.items():
                 pulled[name] = held.layout.to_param(_times_rows(u, held.rows).flatten())
             for blocks in parts.small:
-                columns = _times_rows(u, blocks.rows)[0].split(blocks.sizes)
-                for name, layout, column in zip(blocks.names, blocks.layouts, columns, strict=True):
-                    pulled[name] = layout.to_param(column)
+                pulled |= blocks.pulled(u)
             for factors, D in of_factors:
                 factors.add_vjp_(out, D, scales)
         by_scale: dict[float, list[str]] = {}
@@ -260,6 +289,12 @@ class HeldJacobian:
             by_scale.setdefault(scales[name], []).append(name)
         for scale, names in by_scale.items():
             torch._foreach_add_([out[name] for name in names], [pulled[name] for name in names], alpha=scale)
+
+
+def _split_like(rows: Tensor, held: Tensor) -> Tensor:
+    """Return rows, whose entries lie in the order of those held, in as many parts."""
+    parts, _, size = held.shape
+    return rows.transpose(0, 1).reshape(-1, parts, size).transpose(0, 1)
 
 
 def _product(rows: Tensor) -> Tensor:

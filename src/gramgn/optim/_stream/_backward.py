@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim._spans import span
@@ -18,10 +18,11 @@ from gramgn.optim._stream._blocks import Block, as_block
 from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._capture import Call
 from gramgn.optim._stream._graph import Graph, Use, read_graph
-from gramgn.optim._stream._mixing import MixingCheck
 from gramgn.optim._stream._notes import Notes
+from gramgn.optim._stream._owners import READ_THEIR_CHILDREN
 from gramgn.optim._stream._rule import RuleMemory
 from gramgn.optim._stream._rules_conv import ConvPaths
+from gramgn.optim._stream._verification import Verifier
 
 
 @dataclass
@@ -30,16 +31,14 @@ class Memories:
 
     Attributes:
         conv_paths: How convolutions are treated.
-        is_reduced: Whether J is formed in a shorter format.
         buffers: Memory for blocks.
-        checked: What was found not to mix samples.
+        verifier: Knows what was compared with autograd.
         notes: What was said.
     """
 
     conv_paths: ConvPaths
-    is_reduced: bool = False
     buffers: Buffers = field(default_factory=Buffers)
-    checked: set[Any] = field(default_factory=set)
+    verifier: Verifier = field(default_factory=Verifier)
     notes: Notes = field(default_factory=Notes)
 
 
@@ -95,27 +94,30 @@ class Backward:
         """
         k = slopes.shape[1]
         self._sums, self._expected = sums, self._count()
-        self._mixing = MixingCheck(
-            self._keys(), self._memories.checked, self.b, is_reduced=self._memories.is_reduced
-        )
+        keep_graph = keep_graph or sums.comparison is not None
         self._open = True
         if self._inputs:
-            if self._mixing.wanted:
-                self._mixing.weighing = True
-                self._pass(self._mixing.weighted(slopes[:, 0]), keep=True)
-                self._mixing.weighing = False
-            for self._j in range(k):
-                sums.begin(first, first + self.b, self._j, self._expected)
-                self._last = self._j == k - 1
-                self._pass(slopes[:, self._j], keep=not self._last or keep_graph)
+            for j in range(k):
+                sums.begin(first, first + self.b, j, self._expected)
+                self._last = j == k - 1
+                self._pass(slopes[:, j], keep=not self._last or keep_graph)
         self._open = False
-        self._mixing.finish()
+        if sums.comparison is not None:
+            assert self._output is not None
+            sums.comparison.expect(self._output, slopes, first)
+
+    def structure(self, model: nn.Module) -> Any:
+        """Return what tells one way of running the network from another."""
+        return (
+            self.b,
+            tuple(module.training for module in model.modules()),
+            tuple((call.owner.path, *call.shapes) for call in self.calls if call.active),
+            tuple((name, use.node.name(), use.place) for name, use in self._uses),
+        )
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
         """Take the gradient of one tensor that a call returned; a hook in the backward pass calls this."""
         if not call.active or not self._open:
-            return
-        if self._mixing.wanted and self._mixing.sees(self._key(call, place), grad):
             return
         if call.owner.rule is None:
             # Calling modules again has to wait until autograd is done.
@@ -152,13 +154,10 @@ class Backward:
             retain_graph=keep,
             allow_unused=True,
         )
-        if self._mixing.weighing:
-            return
         for call, grads in self._stash.items():
             self._memories.notes.fall_back(call.owner)
-            prefix = "model." if call.owner.path == "" else ""
             with span("gramgn.blocks"):
-                self._add(call.owner.params, _fallback.blocks(call, grads, prefix))
+                self._add(call.owner.params, _fallback.blocks(call, grads))
         self._stash.clear()
 
     def _assign(self, graph: Graph) -> None:
@@ -170,7 +169,12 @@ class Backward:
                 for local, name in call.owner.params.items():
                     takers[name].append((call, local))
         for name, uses in graph.uses.items():
-            with_rule = [(call, local) for call, local in takers[name] if call.owner.rule]
+            # Those that read their children's parameters may do so with another dimension in front.
+            with_rule = [
+                (call, local)
+                for call, local in takers[name]
+                if call.owner.rule or isinstance(call.owner.module, READ_THEIR_CHILDREN)
+            ]
             left = _give(uses, with_rule)
             if all(_elementwise.is_elementwise(use, self.params[name], self.b) for use in left):
                 self._uses += [(name, use) for use in left]
@@ -208,8 +212,6 @@ class Backward:
         if grad is None or not self._open:
             return
         name, use = self._uses[i]
-        if self._mixing.wanted and self._mixing.sees((name, i, self.b, use.node.name()), grad):
-            return
         with span("gramgn.blocks"):
             block = _elementwise.block(use, self.params[name], grad, self._memories.buffers)
             self._sums.add_block(name, as_block(block))
@@ -231,16 +233,6 @@ class Backward:
         for call in self.calls:
             counts.update(call.owner.params[local] for local in call.active)
         return {name: counts[name] for name in self.params}
-
-    def _keys(self) -> list[Any]:
-        """Return names of the places at which gradients will arrive."""
-        keys: list[Any] = [
-            self._key(call, place) for call in self.calls if call.active for place in call.edges
-        ]
-        return keys + [(name, i, self.b, use.node.name()) for i, (name, use) in enumerate(self._uses)]
-
-    def _key(self, call: Call, place: int) -> Any:
-        return (call.owner.path, place, self.b, self.calls.index(call))
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:
         """Return whether the block of a layer is to stay a product: used once, and cheaper that way."""

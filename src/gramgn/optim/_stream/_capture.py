@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
+from gramgn.optim._batch import OwnForward
 from gramgn.optim._precision import is_capturing
 from gramgn.optim._stream._owners import Owner
 
@@ -28,7 +29,8 @@ class Call:
 
     Attributes:
         owner: What was called.
-        module: What to call again for the fall-back: the owner's module, or the model past its hooks.
+        module: What to call again for the fall-back, past the hooks, which ran already; None for a rule.
+        buffers: The module's buffers before the call, for the fall-back.
         args: Its arguments, detached. ``release`` lets them go.
         kwargs: Its keyword arguments, detached.
         inputs: The tensors among them.
@@ -42,7 +44,7 @@ class Call:
     """
 
     owner: Owner
-    module: nn.Module
+    module: nn.Module | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     inputs: list[Tensor]
@@ -53,6 +55,7 @@ class Call:
     shapes: list[torch.Size] = field(default_factory=list)
     active: frozenset[str] = frozenset()
     random: bool = False
+    buffers: dict[str, Tensor] = field(default_factory=dict)
 
     def contains(self, node: Any) -> bool:
         """Return whether an autograd node was made in this call."""
@@ -74,10 +77,10 @@ class Call:
 
     def release(self) -> None:
         """Let the arguments go."""
-        self.args, self.kwargs, self.inputs, self.versions = (), {}, [], []
+        self.args, self.kwargs, self.inputs, self.versions, self.buffers = (), {}, [], [], {}
 
 
-def start_call(owner: Owner, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def start_call(owner: Owner, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the record of a call that is about to happen."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         args = (args[0].detach(),)
@@ -89,7 +92,10 @@ def start_call(owner: Owner, module: nn.Module, args: tuple[Any, ...], kwargs: d
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     versions = [leaf._version for leaf in inputs]
     first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return Call(owner, module, args, kwargs, inputs, versions, first)
+    call = Call(owner, module, args, kwargs, inputs, versions, first)
+    if module is not None:
+        call.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    return call
 
 
 def end_call(call: Call, output: Any, receive: Receive) -> Any:
@@ -153,7 +159,8 @@ class _Recorder:
         self.open: list[tuple[Call, Tensor | None]] = []
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = start_call(self.owner, module, args, kwargs)
+        again = None if self.owner.rule else OwnForward(module, module.forward)
+        call = start_call(self.owner, again, args, kwargs)
         self.open.append((call, None if self.owner.rule else random_state(call)))
 
     def after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

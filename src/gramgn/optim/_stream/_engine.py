@@ -32,6 +32,7 @@ from gramgn.optim._stream._linearisation import (
 )
 from gramgn.optim._stream._owners import find_owners
 from gramgn.optim._stream._rules_conv import ConvPaths
+from gramgn.optim._stream._verification import Comparison
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -56,7 +57,7 @@ class StreamEngine:
         jacobian_dtype: torch.dtype | None = None,
     ) -> None:
         self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
-        self._memories = Memories(ConvPaths(conv_path), is_reduced=jacobian_dtype is not None)
+        self._memories = Memories(ConvPaths(conv_path))
         self._fitting: dict[int, int] = {}
         # Ways of calling the model that were compared with its own forward in chunks.
         self._compared: set[tuple[bool, ...]] = set()
@@ -99,6 +100,14 @@ class StreamEngine:
                 batch.size, model, lambda: forward(batch.chunk(0, 1))
             )
         return self._fitting[batch.size]
+
+    def comparison(
+        self, model: nn.Module, trained: Trained, backward: Backward, b: int, k: int, output: Tensor
+    ) -> Comparison | None:
+        """Return a comparison with autograd to make in this step, or None; see ``Verifier``."""
+        structure = (b, k, backward.structure(model))
+        eps = jacobian_eps(model, output.dtype, output.device, self.jacobian_dtype)
+        return self._memories.verifier.begin(structure, trained.params, b, k, eps)
 
     def without_memory(self) -> StreamEngine:
         """Return an engine with the same options and choices and memory of its own."""
@@ -153,7 +162,8 @@ class _AtOnce:
                 f"low_memory needs one residual for each sample, got {k}: their blocks would have to be held "
                 "side by side; take low_memory=False"
             )
-        sums = Accumulator(self.trained, b, k, memories.buffers, drop=drop)
+        comparison = self.engine.comparison(self.model, self.trained, self.backward, b, k, self.leaf)
+        sums = Accumulator(self.trained, b, k, memories.buffers, drop=drop, comparison=comparison)
         with torch.no_grad(), span("gramgn.backward"):
             self.backward.run(slopes, sums, keep_graph=drop)
             sums.finish()
@@ -205,7 +215,9 @@ class _InChunks:
             flat = output.detach().reshape(stop - start, -1)
             q = flat.shape[1]
             if start == 0:
-                self.sums = Accumulator(self.trained, batch.size, q, self.engine._memories.buffers)
+                engine, b = self.engine, batch.size
+                comparison = engine.comparison(self.model, self.trained, backward, b, q, flat)
+                self.sums = Accumulator(self.trained, b, q, engine._memories.buffers, comparison=comparison)
             slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
             with (
                 torch.no_grad(),

@@ -13,23 +13,27 @@ from gramgn.optim._stream._capture import Call, is_differentiable
 Blocks = dict[str, Tensor]
 
 
-def blocks(call: Call, grads: dict[int, Tensor], prefix: str = "") -> Blocks:
+PREFIX = "model."
+"""What stands before the owner's names in the module that is called again."""
+
+
+def blocks(call: Call, grads: dict[int, Tensor]) -> Blocks:
     """Call the module again, sample by sample in ``torch.func.vmap``, and pull the gradients back.
 
     Args:
         call: The call; its parameters in ``active``.
         grads: The gradients of the tensors it returned, those that have one, by their place among them.
-        prefix: What stands before the owner's names in ``call.module``.
     """
     call.check_unchanged()
     module = call.module
+    assert module is not None
     # By the place where each sits, so that a tied parameter is varied at the places asked for only.
     slots = {
         f"{path}.{name}".removeprefix("."): param.detach()
         for path, inner in module.named_modules()
         for name, param in inner.named_parameters(recurse=False, remove_duplicate=False)
     }
-    trained = {prefix + name: slots.pop(prefix + name) for name in sorted(call.active)}
+    trained = {PREFIX + name: slots.pop(PREFIX + name) for name in sorted(call.active)}
     batch = Batch(call.args, call.kwargs)
     places = list(grads)
 
@@ -37,7 +41,9 @@ def blocks(call: Call, grads: dict[int, Tensor], prefix: str = "") -> Blocks:
         args, kwargs = batch.arguments(sample)
 
         def outputs(trained: Blocks) -> tuple[Tensor, ...]:
-            output = functional_call(module, {**slots, **trained}, args, kwargs, tie_weights=False)
+            output = functional_call(
+                module, {**slots, **call.buffers, **trained}, args, kwargs, tie_weights=False
+            )
             leaves = [leaf for leaf in pytree.tree_leaves(output) if is_differentiable(leaf)]
             return tuple(leaves[place] for place in places)
 
@@ -54,4 +60,4 @@ def blocks(call: Call, grads: dict[int, Tensor], prefix: str = "") -> Blocks:
             "which has no rule; engine='loop' does without it."
         )
         raise
-    return {name.removeprefix(prefix): block for name, block in pulled.items()}
+    return {name.removeprefix(PREFIX): block for name, block in pulled.items()}

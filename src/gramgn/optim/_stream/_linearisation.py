@@ -115,11 +115,20 @@ class GraphJacobian:
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return J d as the derivative of <J^T v, d> in v."""
         b, k, _ = self.slopes.shape
-        with torch.enable_grad():
-            v = self.slopes.new_zeros(b, k, requires_grad=True)
-            pulled = self._pulled(v, create_graph=True)
-            inner = sum((grad * direction[name]).sum() for name, grad in pulled.items() if grad is not None)
-            (product,) = torch.autograd.grad(inner, v, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
+        try:
+            with torch.enable_grad():
+                v = self.slopes.new_zeros(b, k, requires_grad=True)
+                pulled = self._pulled(v, create_graph=True)
+                terms = [(grad * direction[name]).sum() for name, grad in pulled.items() if grad is not None]
+                (product,) = torch.autograd.grad(
+                    torch.stack(terms).sum(), v, allow_unused=True, materialize_grads=True
+                )
+        except RuntimeError as error:
+            error.add_note(
+                "With low_memory=True, momentum and weight decay inside of the solve need second derivatives, "
+                "which not all layers have; take low_memory=False."
+            )
+            raise
         return product.to(self.G.device, torch.float64).flatten()
 
     def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
