@@ -42,7 +42,7 @@ class DeepNet(nn.Module):
         self.odd = nn.Parameter(torch.ones(1, 1, 1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.body(x).squeeze(-1) * self.odd.flatten()
+        return (self.body(x)[:, :, None, None, None] * self.odd).flatten()
 
 
 class VectorNet(nn.Module):
