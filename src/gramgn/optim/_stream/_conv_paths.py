@@ -26,7 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from gramgn.optim._stream._blocks import Block, Layout, as_block
 from gramgn.optim._stream._buffers import Buffers
 
-COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 8 * 2**20
+COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 32 * 2**20
 LEAST_SAMPLES = 4
 """At a time: a product of one sample's matrices alone does not use several threads well."""
 

@@ -12,9 +12,6 @@ from torch import Tensor
 from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._graph import Use
 
-PRODUCT_BYTES = 8 * 2**20
-"""Of a product that is summed at once: some samples at a time where all would take more."""
-
 ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
 
 
@@ -33,14 +30,9 @@ def block(use: Use, param: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
     if use.node.name() == MUL:
         other = use.node._saved_other if use.place == 0 else use.node._saved_self
         other = other.to(grad.dtype)
-        if param.numel() * len(grad) == grad.numel() or other.shape != grad.shape:
-            return _reduced(grad * other, param.shape)
-        step = max(1, PRODUCT_BYTES // max(1, grad[0].numel() * grad.element_size()))
-        parts = [
-            _reduced(_product(grad[i : i + step], other[i : i + step], buffers), param.shape)
-            for i in range(0, len(grad), step)
-        ]
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        is_summed = param.numel() * len(grad) < grad.numel()
+        product = _product(grad, other, buffers) if is_summed else grad * other
+        return _reduced(product, param.shape)
     factor = use.node._saved_alpha if use.place == 1 else 1
     if use.node.name() == SUB and use.place == 1:
         factor = -factor
@@ -50,7 +42,7 @@ def block(use: Use, param: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
 
 def _product(grad: Tensor, other: Tensor, buffers: Buffers) -> Tensor:
     """Return grad * other, where it can in memory that the next product takes again."""
-    if other.stride() != grad.stride():
+    if other.shape != grad.shape or other.stride() != grad.stride():
         return grad * other
     dims = sorted(range(grad.ndim), key=grad.stride, reverse=True)
     product = buffers.get("product", tuple(grad.shape[d] for d in dims), grad)
