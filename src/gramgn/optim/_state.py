@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,21 +44,11 @@ def pack_state(
     return {**state, KEY: own}
 
 
-def check_state(
-    state: Mapping[str, Any],
-    groups: Sequence[Mapping[str, Any]],
-    defaults: Mapping[str, Any],
-    counts: Mapping[str, int],
-    engine: str,
-) -> Saved:
-    """Return what is to be loaded, after looking at all of it; see ``_checked``.
-
-    Raises:
-        ValueError: It is not the state of a ``GramGaussNewton``, of an unknown format, of other parameters, or
-            damaged.
-    """
+@contextmanager
+def _damage_told() -> Iterator[None]:
+    """Say in one message that what is to be loaded lacks what it must have."""
     try:
-        return _checked(state, groups, defaults, counts, engine)
+        yield
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"this is no state of a GramGaussNewton, or a damaged one ({type(error).__name__}: {error}); nothing "
@@ -65,7 +56,8 @@ def check_state(
         ) from error
 
 
-def _checked(
+@_damage_told()
+def check_state(
     state: Mapping[str, Any],
     groups: Sequence[Mapping[str, Any]],
     defaults: Mapping[str, Any],

@@ -168,8 +168,8 @@ def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...])
 def static_choice(names: list[str], conv: _ConvNd, device: torch.device) -> str:
     """Return one of the names by shape and device alone, so that two runs take the same kernels.
 
-    On the CPU as measured on two cores with AVX-512 (``scripts/bench_step.py``, ResNet-32); the choice for CUDA
-    follows from what each path moves, and was not measured.
+    On the CPU as timed on two cores with AVX-512 for the shapes of ResNet-32 (``conv_path="probe"`` times them
+    anew); the choice for CUDA follows from what each path moves, and was not measured.
     """
     if "pointwise" in names:
         return "pointwise"
