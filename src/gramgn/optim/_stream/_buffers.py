@@ -15,7 +15,6 @@ class Buffers:
 
     def __init__(self) -> None:
         self._flat: dict[Hashable, Tensor] = {}
-        self._zeroed: dict[Hashable, tuple[int, ...]] = {}
         self._kept: dict[str, Tensor] = {}
 
     def keep(self, blocks: Mapping[str, Tensor]) -> None:
@@ -39,20 +38,7 @@ class Buffers:
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size or flat.dtype != like.dtype or flat.device != like.device:
             flat = self._flat[name] = torch.empty(size, dtype=like.dtype, device=like.device)
-            self._zeroed.pop(name, None)
         return flat[:size].view(shape)
 
-    def zeroed(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return a tensor that was zero when it was first asked for in this shape.
-
-        Whoever uses it writes to the same places every time, and finds zeros in all others.
-        """
-        before = self._flat.get(name)
-        tensor = self.get(name, shape, like)
-        if before is not self._flat[name] or self._zeroed.get(name) != shape:
-            tensor.zero_()
-            self._zeroed[name] = shape
-        return tensor
-
     def __getstate__(self) -> dict[str, Any]:
-        return {"_flat": {}, "_zeroed": {}, "_kept": {}}
+        return {"_flat": {}, "_kept": {}}

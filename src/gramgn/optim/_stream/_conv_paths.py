@@ -20,7 +20,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from gramgn.optim._stream._blocks import Block, Layout, as_block
@@ -71,23 +70,25 @@ def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
 
     With the channels last, the patches are copied in long runs, and no layout has to be turned round.
     """
-    x = x.contiguous(memory_format=torch.channels_last)
-    if any(padding):
-        x = functional.pad(x, [p for size in reversed(padding) for p in (size, size)])
-    (b, C), (F, *plane), kernel = x.shape[:2], grad.shape[1:], conv.kernel_size
-    to_sample, to_channel, to_row, to_column = x.stride()
-    along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
-    within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
-    patches = x.as_strided((b, *plane, *kernel, C), (to_sample, *along, *within, to_channel))
+    pixels = x.permute(0, 2, 3, 1)
+    (b, *shape, C), (F, *plane), kernel = pixels.shape, grad.shape[1:], conv.kernel_size
     num_places, size = math.prod(plane), math.prod(kernel) * C
     step = min(b, max(LEAST_SAMPLES, COLUMNS_BYTES // (size * num_places * x.element_size())))
+    padded = memory.buffers.get("padded", (step, *(n + 2 * p for n, p in zip(shape, padding, strict=True)), C), x)
+    inner = padded[(slice(None), *(slice(p, p + n) for n, p in zip(shape, padding, strict=True)))]
+    padded.zero_()
+    to_sample, to_row, to_column, to_channel = padded.stride()
+    along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
+    within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
+    patches = padded.as_strided((step, *plane, *kernel, C), (to_sample, *along, *within, to_channel))
     copied = memory.buffers.get("columns", (step, num_places, size), x)
     D = grad.permute(0, 2, 3, 1).reshape(b, num_places, F).transpose(1, 2)
     rows = memory.rows(1, F * size, x)
     block = rows[0].view(b, F, size)
     for start in range(0, b, step):
         n = min(step, b - start)
-        copied[:n].view(n, *plane, *kernel, C).copy_(patches[start : start + n])
+        inner[:n] = pixels[start : start + n]
+        copied[:n].view(n, *plane, *kernel, C).copy_(patches[:n])
         torch.bmm(D[start : start + n], copied[:n], out=block[start : start + n])
     return Block(rows, Layout((F, *kernel, C), (0, 3, 1, 2)))
 
@@ -108,7 +109,7 @@ def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
     D = D.view(b, H * W, F)
     rows = memory.rows(height, F * width * C, x)
     step = min(b, max(LEAST_SAMPLES, STRIPS_BYTES // (H * W * width * C * x.element_size())))
-    strip = memory.buffers.zeroed(("strips", padding), (step, H, W, width, C), x)
+    strip = memory.buffers.get("strips", (step, H, W, width, C), x)
     for start in range(0, b, step):
         n = min(step, b - start)
         _fill_strip(strip[:n], pixels[start : start + n], padding[1])
@@ -133,6 +134,7 @@ def _fill_strip(strip: Tensor, pixels: Tensor, padding: int) -> None:
     for column in (*range(min(padding, W)), *range(max(last, padding), W)):
         shift = column - padding
         of = slice(max(0, shift), min(W, shift + width))
+        strip[:, :, column].zero_()
         strip[:, :, column, of.start - shift : of.stop - shift] = pixels[:, :, of]
 
 
