@@ -56,7 +56,7 @@ figures: $(READY) ## draw the finished runs into outputs/figures
 	@$(BIN)/python scripts/make_figures.py
 
 bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
-	@$(BIN)/python scripts/bench_step.py --breakdown
+	@$(BIN)/python scripts/bench_step.py --breakdown --kernels
 
 bench-pipeline: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
 	@$(BIN)/python scripts/bench_pipeline.py

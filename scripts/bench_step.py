@@ -20,14 +20,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
-# Read when torch starts its threads: waiting threads that spin take the cores from those that work.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks on stderr
 
 import torch  # noqa: E402
 
 from gramgn import bench  # noqa: E402
 from gramgn.errors import InputError  # noqa: E402
+from gramgn.malloc import keep_freed_blocks  # noqa: E402
 
 SMOKE_SHAPES = ("resnet8:8x16", "mlp32:8")
 SWEEP_PATHS = ("sgd", "sgd-cl", "ours", "ours-cl")
@@ -68,11 +67,14 @@ def parser() -> argparse.ArgumentParser:
     add("--sweep", action="store_true", help="instead: ResNet-32 at 32x32 over batch sizes, ours and SGD")
     add("--batches", nargs="+", type=whole, metavar="B", help="of the sweep (default: 16 to 1024)")
     add("--breakdown", action="store_true", help="split our step into its parts")
+    add(
+        "--kernels", action="store_true", help="time the kernels of the convolutions: what they allow at best"
+    )
     add("--no-memory", action="store_true", help="leave the peak memory out")
     add(
         "--default-malloc",
         action="store_true",
-        help="peak memory with the blocks that malloc keeps by default",
+        help="malloc as it is by default, for the times and for the peak memory",
     )
     add("--no-accuracy", action="store_true", help="leave the error against float64 out")
     add("--markdown", action="store_true", help="print tables to be pasted into a page")
@@ -103,15 +105,18 @@ def run(given: argparse.Namespace) -> None:
         raise InputError(f"--limit-s {given.limit_s:g}: must be more than 0 seconds")
     if given.tf32 and given.device == "cpu":
         raise InputError("--tf32 is for --device cuda")
-    if given.breakdown and given.sweep:
-        raise InputError("--breakdown does not go with --sweep: measure the one, then the other")
+    for option in ("breakdown", "kernels"):
+        if getattr(given, option) and given.sweep:
+            raise InputError(f"--{option} does not go with --sweep: measure the one, then the other")
     device = bench.find_device(given.device)
     shapes = chosen_shapes(given)
     paths = bench.choose_paths(given.paths or (SWEEP_PATHS if given.sweep else bench.DEFAULT_PATHS))
     if given.threads:
         torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
-    machine = bench.describe(device, given.tf32)
+    # As train.py does, for every path.
+    kept = device.type == "cpu" and not given.default_malloc and keep_freed_blocks()
+    machine = bench.describe(device, given.tf32, kept)
     file = given.csv
     if given.report and not file:
         kind = "gpu" if device.type == "cuda" else "cpu"
@@ -125,7 +130,8 @@ def run(given: argparse.Namespace) -> None:
         limit_s=given.limit_s / len(shapes),
         memory=not (given.no_memory or given.sweep),
         accuracy=not (given.no_accuracy or given.sweep),
-        breakdown=given.breakdown and not given.sweep,
+        breakdown=given.breakdown,
+        kernels=given.kernels,
         default_malloc=given.default_malloc,
     )
     print(bench.head_text(machine, given.markdown), flush=True)
@@ -154,6 +160,8 @@ def show(result: bench.Result, markdown: bool) -> None:
     print(f"\n{bench.shape_text(result, markdown)}", flush=True)
     if result.breakdown:
         print(f"\n{bench.breakdown_text(result, markdown)}", flush=True)
+    if result.kernels:
+        print(f"\n{bench.kernels_text(result, markdown)}", flush=True)
 
 
 def finish(given: argparse.Namespace, results: list[bench.Result], device: torch.device) -> None:

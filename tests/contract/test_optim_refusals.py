@@ -293,6 +293,30 @@ def test_what_vmap_cannot_do_points_to_the_loop_engine() -> None:
     assert built(model, engine="loop").step(lambda: model(X)[:, 0] - Y).status == "cholesky"
 
 
+class _AssignsABuffer(nn.Module):
+    """Keeps what it was last called with, under the same name but in another tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.register_buffer("last", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach().sum(dim=0)
+        return self.linear(x).squeeze(-1)
+
+
+def test_vmap_refuses_a_forward_that_assigns_a_buffer_and_leaves_it_usable() -> None:
+    model = _AssignsABuffer()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine="vmap")
+    x = torch.randn(4, 3)
+    with pytest.raises(ValueError, match=r"assigns the buffers last.*engine='stream'"):
+        optimizer.step(lambda: model(x) - 1.0)
+    assert torch.equal(model.last + 1.0, torch.ones(3))
+    GramGaussNewton(model, lam=1.0, alpha=0.1).step(lambda: model(x) - 1.0)
+    assert torch.equal(model.last, x.sum(dim=0))
+
+
 def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     """G02: the message holds the number of parameters, an estimate in MiB, the samples and what to lower."""
     model = nn.Linear(1024, 16, bias=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import types
@@ -149,4 +150,9 @@ def _words(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(map(str, get_args(annotation)))
     choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    return " or ".join(WORDS[choice] for choice in choices if choice in WORDS) or f"a {annotation}"
+    known = [WORDS[choice] for choice in choices if choice in WORDS]
+    objects = [choice for choice in choices if dataclasses.is_dataclass(choice)]
+    known += [
+        f"a mapping of {', '.join(field.name for field in dataclasses.fields(each))}" for each in objects
+    ]
+    return " or ".join(known) or f"a {annotation}"

@@ -37,8 +37,14 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def describe(device: torch.device, tf32: bool) -> Machine:
-    """Describe device, versions and the settings that matter for speed."""
+def describe(device: torch.device, tf32: bool, keeps_blocks: bool = False) -> Machine:
+    """Describe device, versions and the settings that matter for speed.
+
+    Args:
+        device: Where steps run.
+        tf32: Whether products may run in TF32.
+        keeps_blocks: Whether malloc was told to keep freed blocks.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processor = f"{_processor()}, {cores} cores"
     threads = (
@@ -49,7 +55,8 @@ def describe(device: torch.device, tf32: bool) -> Machine:
         card = torch.cuda.get_device_name(device)
         flags = f"CUDA {torch.version.cuda}, TF32 {'on' if tf32 else 'off'}"
         return Machine(card, f"{card}, {flags}; {versions}; {processor}, {threads}")
-    return Machine(_processor(), f"{processor}; {versions}; {threads}; float32")
+    malloc = "freed blocks kept" if keeps_blocks else "malloc as it is"
+    return Machine(_processor(), f"{processor}; {versions}; {threads}; {malloc}; float32")
 
 
 def safe(name: str) -> str:

@@ -12,6 +12,7 @@ import torch
 from gramgn.bench._accuracy import SAME, Reference, reference_step, relative_error
 from gramgn.bench._breakdown import Breakdown, profile_step
 from gramgn.bench._floor import Floor, count_floor
+from gramgn.bench._kernels import Kernels, time_kernels
 from gramgn.bench._memory import LR, peak_mib
 from gramgn.bench._paths import Path
 from gramgn.bench._prepared import Prepared
@@ -34,6 +35,7 @@ class Settings:
         memory: Measure the peak memory.
         accuracy: Measure the error against float64.
         breakdown: Split our step into its parts.
+        kernels: Time the kernels of the convolutions.
         default_malloc: Measure the peak memory with malloc as it is, holes and all.
     """
 
@@ -44,6 +46,7 @@ class Settings:
     memory: bool = True
     accuracy: bool = True
     breakdown: bool = False
+    kernels: bool = False
     default_malloc: bool = False
 
 
@@ -84,6 +87,7 @@ class Result:
         floor: Operation counts.
         breakdown: Of our fastest eager path.
         breakdown_of: That path's name.
+        kernels: Of each shape of convolution, as SGD's fastest format has it.
     """
 
     shape: Shape
@@ -95,6 +99,7 @@ class Result:
     floor: Floor
     breakdown: Breakdown | None = None
     breakdown_of: str = ""
+    kernels: tuple[Kernels, ...] = ()
 
     def row(self, name: str) -> Row | None:
         """Return the row of a path if its time was measured."""
@@ -146,6 +151,9 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
         breakdown = profile_step(ready[fastest.path.name].step, settings.device)
         result = replace(result, breakdown=breakdown, breakdown_of=fastest.path.name)
     ready.clear()
+    if settings.kernels and shape.pixels:
+        say(f"{shape.title}: kernels of the convolutions")
+        result = replace(result, kernels=tuple(time_kernels(problem, channels_last=base == "sgd-cl")))
     if settings.memory:
         result = replace(result, rows=tuple(_with_memory(row, shape, settings, say) for row in rows))
     return result

@@ -12,7 +12,6 @@ CUDA: the most that torch's allocator handed out in three steps, in this process
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import sys
@@ -24,14 +23,12 @@ import torch
 
 from gramgn.bench._paths import PATHS
 from gramgn.bench._problem import Shape, make_problem
+from gramgn.malloc import give_freed_blocks_back
 
 MIB = 2**20
 NUM_STEPS = 3
 LR = 2.0**-10
 TINY = {"resnet": Shape("resnet", 8, 2, 8), "mlp": Shape("mlp", 8, 2, None)}
-M_MMAP_THRESHOLD = -3
-BLOCK_BYTES = 1 << 17
-"""malloc's own threshold at the start of a process; once set, it no longer grows."""
 PRELOADED = ["torch", "torch._dynamo", "gramgn.bench"]
 """What the parent of the measuring processes imports; torch's first optimizer step asks for _dynamo."""
 
@@ -62,7 +59,7 @@ def peak_mib(
 
 def _in_fresh_process(path: str, variant: str, shape: str, threads: int, default_malloc: bool) -> float:
     if not default_malloc:
-        _give_blocks_back()
+        give_freed_blocks_back()
     warnings.simplefilter("ignore")  # they are shown where the path is timed
     torch.set_num_threads(threads)
     whole = Shape.parse(shape)
@@ -72,13 +69,6 @@ def _in_fresh_process(path: str, variant: str, shape: str, threads: int, default
     _reset_high_water()
     _take_steps(path, variant, whole, torch.device("cpu"))
     return _resident_mib("VmHWM") - held
-
-
-def _give_blocks_back() -> None:
-    """Fix malloc's threshold above which a block is returned to the system when it is freed (glibc only)."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES)
 
 
 def _take_steps(path: str, variant: str, shape: Shape, device: torch.device) -> None:

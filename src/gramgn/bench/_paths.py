@@ -108,6 +108,11 @@ def ours(problem: Problem, lr: float, variant: str) -> Prepared:
     return _ours(problem, lr, variant, "stream")
 
 
+def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
+    """Our streaming engine without a stored J: the update by a second, weighted backward pass."""
+    return _ours(problem, lr, variant, "stream", low_memory=True)
+
+
 def vmap(problem: Problem, lr: float, variant: str) -> Prepared:
     """``torch.func.vmap`` of ``grad`` over the whole batch: our engine of that name."""
     return _ours(problem, lr, variant, "vmap")
@@ -118,10 +123,18 @@ def loop(problem: Problem, lr: float, variant: str) -> Prepared:
     return _ours(problem, lr, variant, "loop")
 
 
-def _ours(problem: Problem, lr: float, variant: str, engine: str) -> Prepared:
+def _ours(problem: Problem, lr: float, variant: str, engine: str, low_memory: bool = False) -> Prepared:
     model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
     y = problem.y
-    optimizer = GramGaussNewton(model, lr=lr, lam=LAM, alpha=ALPHA, damping_convention="mean", engine=engine)
+    optimizer = GramGaussNewton(
+        model,
+        lr=lr,
+        lam=LAM,
+        alpha=ALPHA,
+        damping_convention="mean",
+        engine=engine,
+        low_memory=low_memory,
+    )
 
     def closure() -> torch.Tensor:
         residual: torch.Tensor = model(x) - y
@@ -143,6 +156,7 @@ PATHS = {
         Path("sgd-fused", "SGD, fused update", sgd_fused),
         Path("ours", "ours", ours),
         Path("ours-cl", "ours, channels last", _last(ours), images=True),
+        Path("low-memory", "ours, low_memory", low_memory, ("", CHANNELS_LAST)),
         Path("vmap", "torch.func vmap(grad)", vmap),
         Path("opacus", "Opacus", opacus, OPACUS_VARIANTS, "opacus", remark=PER_SAMPLE),
         Path("backpack", "BackPACK", backpack, BACKPACK_VARIANTS, "backpack", remark=PER_SAMPLE),

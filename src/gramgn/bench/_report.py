@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.bench._breakdown import PARTS
+from gramgn.bench._kernels import GRAM, SUMMED, least_ratio
 from gramgn.bench._machine import Machine
 from gramgn.bench._measure import Result, Row
 from gramgn.bench._problem import ALPHA, LAM, PERTURBATION
@@ -127,6 +128,33 @@ def breakdown_text(result: Result, markdown: bool) -> str:
     title = title if markdown else _wrapped(title)
     body = table(("part", "ms", "share", "count"), rows, markdown)
     return "\n".join([title, *([""] if markdown else []), body])
+
+
+def kernels_text(result: Result, markdown: bool) -> str:
+    """Return what the kernels of the convolutions take, and the least ratio that they allow."""
+    reference = result.row(result.reference)
+    assert reference is not None
+    assert reference.step_s is not None
+    sgd_s = reference.step_s.median
+    rows = [
+        (
+            each.shape,
+            str(each.count),
+            *(f"{each.seconds[name] * 1e3:.2f}" for name in (SUMMED, each.fastest, GRAM)),
+            each.fastest,
+            each.chosen,
+            f"{each.beyond_sgd(each.fastest) / sgd_s:.3f}",
+        )
+        for each in result.kernels
+    ]
+    title = (
+        "kernels of one convolution, ms: the sum over samples that SGD takes, the fastest way to one for each "
+        "sample, the Gram product of that block; beyond: over SGD's step, for all layers of the shape"
+    )
+    head = ("channels, kernel, plane", "layers", "summed", "each", "Gram", "by", "taken", "beyond")
+    least = f"no engine of these kernels is faster than {least_ratio(result.kernels, sgd_s):.2f} times SGD"
+    gap = [""] if markdown else []
+    return "\n".join([title if markdown else _wrapped(title), *gap, table(head, rows, markdown), *gap, least])
 
 
 def sweep_text(

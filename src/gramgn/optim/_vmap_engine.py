@@ -6,7 +6,8 @@ q is the number of outputs of one sample, k the number of residuals (k = q in mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,11 +104,32 @@ def _outputs_and_jacobian(
 
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
-    chunks = [per_sample(*batch.part(start, start + step)) for start in range(0, batch.size, step)]
+    with _buffers_kept(model):
+        chunks = [per_sample(*batch.part(start, start + step)) for start in range(0, batch.size, step)]
     output = _joined([output for output, _ in chunks])
     _check_reached(output, model)
     # One block at a time, so that J is held once.
     return output, {name: _joined([blocks.pop(name) for _, blocks in chunks]) for name in params}
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Refuse a forward that puts another tensor in the place of a buffer: it would be one sample's, in vmap."""
+    before = [(path, module, dict(module._buffers)) for path, module in model.named_modules()]
+    try:
+        yield
+    finally:
+        replaced = []
+        for path, module, buffers in before:
+            for name, buffer in buffers.items():
+                if module._buffers.get(name) is not buffer:
+                    replaced.append(f"{path}.{name}".removeprefix("."))
+                    module._buffers[name] = buffer
+    if replaced:
+        raise ValueError(
+            f"the model's forward assigns the buffers {', '.join(replaced)}: engine='vmap' calls it for each sample "
+            "by itself. Change them in place under torch.no_grad after the step, or take engine='stream'"
+        )
 
 
 def _joined(chunks: list[Tensor]) -> Tensor:

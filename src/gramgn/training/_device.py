@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from gramgn.errors import ConfigError
+from gramgn.malloc import keep_freed_blocks
 from gramgn.training._config import TrainerConfig
 
 MIB = 2**20
@@ -59,11 +60,12 @@ class Precision:
 
 
 def apply_settings(config: TrainerConfig) -> Precision:
-    """Set threads, precision and determinism for this process, in both directions, and say what holds.
+    """Set threads, memory, precision and determinism for this process, in both directions, and say what holds.
 
     ``deterministic=true`` sets everything itself (T14): the algorithms, cuDNN, and cuBLAS's workspace, which
     cuBLAS reads when it starts. ``false`` really turns it off again.
     """
+    keep_freed_blocks()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     torch.backends.cuda.matmul.allow_tf32 = config.tf32

@@ -22,6 +22,10 @@ from gramgn.optim._stream._verification import Comparison
 SMALL = 64
 """Blocks of at most so many columns are multiplied together."""
 
+LARGE, MANY_ROWS = 10_000_000, 256
+"""Multiply-adds of a product that takes several threads by itself, and rows from which halves pay on a CPU: as
+timed on two cores."""
+
 
 @dataclass
 class Held:
@@ -170,7 +174,7 @@ class Accumulator:
             names = [name for name in small if self._group[name] == group]
             if names:
                 blocks = self._joined(names)
-                G += _product(blocks.rows)
+                G += gram_of(blocks.rows)
                 if self.comparison is not None:
                     self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten())
                 if not self._drop:
@@ -218,7 +222,7 @@ class Accumulator:
     def _multiply(self, name: str) -> None:
         with span("gramgn.gram"):
             held = self.held[name]
-            self._G[self._group[name]] += _product(held.rows)
+            self._G[self._group[name]] += gram_of(held.rows)
             if self.comparison is not None:
                 pulled = _times_rows(self.comparison.weights.flatten(), held.rows).flatten()
                 self.comparison.pulled[name] = held.layout.to_param(pulled)
@@ -297,19 +301,39 @@ def _split_like(rows: Tensor, held: Tensor) -> Tensor:
     return rows.transpose(0, 1).reshape(-1, parts, size).transpose(0, 1)
 
 
-def _product(rows: Tensor) -> Tensor:
+def gram_of(rows: Tensor) -> Tensor:
     """Return the sum over parts of rows rows^T for [parts, n, size], in float64.
 
-    In several products of a few thousand columns each: one alone wakes the threads of a CPU for too little work.
+    On a CPU large products go part by part and, for many rows, by halves: what is above the diagonal is below it
+    too. Small ones go together, in several pieces of the columns: one alone wakes the threads for too little work.
     """
     rows = rows.to(product_dtype(rows.dtype))
     parts, n, size = rows.shape
-    if parts == 1:
-        pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
-        rows = rows.view(n, pieces, size // pieces).transpose(0, 1)
     with full_precision_products():
+        if rows.device.type == "cpu" and n * n * size >= LARGE:
+            G = torch.zeros(n, n, dtype=torch.float64)
+            for part in rows:
+                _add_symmetric_(G, part)
+            return G
+        if parts == 1:
+            pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
+            rows = rows.view(n, pieces, size // pieces).transpose(0, 1)
         products = torch.bmm(rows, rows.transpose(1, 2))
     return products.to(float64_home(products.device)).sum(dim=0, dtype=torch.float64)
+
+
+def _add_symmetric_(G: Tensor, rows: Tensor) -> None:
+    """Add rows rows^T to G, forming one of the blocks beside the diagonal where there are many rows."""
+    n = len(rows)
+    if n < MANY_ROWS:
+        G += torch.mm(rows, rows.T)
+        return
+    upper, lower = slice(0, n // 2), slice(n // 2, n)
+    beside = torch.mm(rows[upper], rows[lower].T)
+    G[upper, lower] += beside
+    G[lower, upper] += beside.T
+    for half in (upper, lower):
+        _add_symmetric_(G[half, half], rows[half])
 
 
 def _rows_times(rows: Tensor, d: Tensor) -> Tensor:

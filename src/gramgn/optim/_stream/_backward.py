@@ -94,7 +94,13 @@ class Backward:
         """
         k = slopes.shape[1]
         self._sums, self._expected = sums, self._count()
-        keep_graph = keep_graph or sums.comparison is not None
+        if sums.comparison is not None:
+            # First, while nothing of J is held yet: the graph has to stay for what follows.
+            assert self._output is not None
+            for call in self.calls:
+                if call.active and call.owner.rule is not None:
+                    call.check_unchanged()
+            sums.comparison.expect(self._output, slopes, first)
         self._open = True
         if self._inputs:
             for j in range(k):
@@ -102,9 +108,6 @@ class Backward:
                 self._last = j == k - 1
                 self._pass(slopes[:, j], keep=not self._last or keep_graph)
         self._open = False
-        if sums.comparison is not None:
-            assert self._output is not None
-            sums.comparison.expect(self._output, slopes, first)
 
     def structure(self, model: nn.Module) -> Any:
         """Return what tells one way of running the network from another."""

@@ -25,7 +25,7 @@ from torch.nn.modules.conv import _ConvNd
 from gramgn.optim._stream._blocks import Block, Layout, as_block
 from gramgn.optim._stream._buffers import Buffers
 
-COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 32 * 2**20
+COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 24 * 2**20
 LEAST_SAMPLES = 4
 """At a time: a product of one sample's matrices alone does not use several threads well."""
 
@@ -73,8 +73,10 @@ def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
     pixels = x.permute(0, 2, 3, 1)
     (b, *shape, C), (F, *plane), kernel = pixels.shape, grad.shape[1:], conv.kernel_size
     num_places, size = math.prod(plane), math.prod(kernel) * C
-    step = min(b, max(LEAST_SAMPLES, COLUMNS_BYTES // (size * num_places * x.element_size())))
-    padded = memory.buffers.get("padded", (step, *(n + 2 * p for n, p in zip(shape, padding, strict=True)), C), x)
+    step = _at_a_time(b, COLUMNS_BYTES, size * num_places * x.element_size())
+    padded = memory.buffers.get(
+        "padded", (step, *(n + 2 * p for n, p in zip(shape, padding, strict=True)), C), x
+    )
     inner = padded[(slice(None), *(slice(p, p + n) for n, p in zip(shape, padding, strict=True)))]
     padded.zero_()
     to_sample, to_row, to_column, to_channel = padded.stride()
@@ -108,7 +110,7 @@ def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
     pixels, D = (t.permute(0, 2, 3, 1).contiguous() for t in (x, grad))
     D = D.view(b, H * W, F)
     rows = memory.rows(height, F * width * C, x)
-    step = min(b, max(LEAST_SAMPLES, STRIPS_BYTES // (H * W * width * C * x.element_size())))
+    step = _at_a_time(b, STRIPS_BYTES, H * W * width * C * x.element_size())
     strip = memory.buffers.get("strips", (step, H, W, width, C), x)
     for start in range(0, b, step):
         n = min(step, b - start)
@@ -119,6 +121,12 @@ def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
             block = rows[i, start : start + n].view(n, F, width * C)
             torch.bmm(D[start : start + n, to].transpose(1, 2), X[:, of], out=block)
     return Block(rows, Layout((height, F, width, C), (1, 3, 0, 2)))
+
+
+def _at_a_time(num_samples: int, limit_bytes: int, sample_bytes: int) -> int:
+    """Return how many samples are taken at a time, so that the last ones are about as many as the others."""
+    most = max(LEAST_SAMPLES, limit_bytes // sample_bytes)
+    return math.ceil(num_samples / math.ceil(num_samples / most))
 
 
 def _fill_strip(strip: Tensor, pixels: Tensor, padding: int) -> None:
@@ -175,11 +183,11 @@ def static_choice(names: list[str], conv: _ConvNd, device: torch.device) -> str:
     """
     if "pointwise" in names:
         return "pointwise"
-    if "strips" in names and conv.in_channels > FEW_CHANNELS:
+    if "strips" in names:
         return "strips"
     few_or_strided = conv.in_channels <= FEW_CHANNELS or max(conv.stride) > 1
     return "columns" if "columns" in names and few_or_strided else "grouped"
 
 
 FEW_CHANNELS = 4
-"""So few that runs of a kernel row are shorter than is worth a product."""
+"""So few that the library's grouped convolution is slow."""

@@ -1,0 +1,126 @@
+"""What the library's kernels allow: SGD's weight gradients are sums, ours are one for each sample.
+
+For every shape of convolution in a network the library's own summed weight gradient is timed beside each way of
+forming the gradients of single samples and beside the Gram product of the block. A step of SGD in which the
+fastest of these takes the place of the sum is what no engine of the same kernels can be faster than: nothing
+else that a step does, from Python to the copies between layers, is counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gramgn.bench._problem import Problem
+from gramgn.bench._timing import interleaved
+from gramgn.optim._stream._accumulator import gram_of
+from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim._stream._conv_paths import PATHS, applicable, static_choice
+
+SUMMED, GRAM = "summed", "Gram"
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Seconds of the kernels of one shape of convolution.
+
+    Attributes:
+        shape: Channels and filters, kernel, plane, in words.
+        count: How many layers have it.
+        seconds: Median seconds of one layer by kernel: ``"summed"``, ``"Gram"``, and the names of paths.
+        chosen: The path that the engine takes.
+    """
+
+    shape: str
+    count: int
+    seconds: Mapping[str, float]
+    chosen: str
+
+    @property
+    def fastest(self) -> str:
+        """The path of least time."""
+        return min(
+            (name for name in self.seconds if name not in (SUMMED, GRAM)), key=self.seconds.__getitem__
+        )
+
+    def beyond_sgd(self, path: str) -> float:
+        """Return seconds of all layers of this shape by ``path``, with the Gram product, less SGD's."""
+        return self.count * (self.seconds[path] + self.seconds[GRAM] - self.seconds[SUMMED])
+
+
+def least_ratio(kernels: Iterable[Kernels], sgd_s: float) -> float:
+    """Return the least ratio to a step of SGD of ``sgd_s`` seconds that the kernels allow."""
+    return 1 + sum(each.beyond_sgd(each.fastest) for each in kernels) / sgd_s
+
+
+def time_kernels(problem: Problem, channels_last: bool) -> list[Kernels]:
+    """Time the kernels of each shape of convolution in the network of a problem, in interleaved rounds."""
+    model, x = problem.copied(channels_last)
+    layers: dict[Any, tuple[nn.Conv2d, Tensor, Tensor]] = {}
+    counts: Counter[Any] = Counter()
+
+    def note(layer: nn.Conv2d, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        key = (tuple(inputs[0].shape), tuple(layer.weight.shape), layer.stride, layer.padding)
+        layers.setdefault(key, (layer, inputs[0].clone(), output.clone()))
+        counts[key] += 1
+
+    handles = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [_timed(*layers[key], counts[key]) for key in layers]
+
+
+class _Scratch:
+    """Memory of one layer's block, kept from call to call as the engine keeps it."""
+
+    def __init__(self, samples: int) -> None:
+        self.buffers = Buffers()
+        self._samples = samples
+
+    def rows(self, parts: int, size: int, like: Tensor) -> Tensor:
+        return self.buffers.get("J", (parts, self._samples, size), like)
+
+
+def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int) -> Kernels:
+    padding = conv.padding
+    assert isinstance(padding, tuple)
+    names = applicable(conv, x, grad, padding)
+    scratch = _Scratch(len(x))
+    chosen = static_choice(names, conv, x.device)
+    block = PATHS[chosen](conv, x, grad, padding, scratch).rows.clone()
+
+    def summed() -> None:
+        torch.ops.aten.convolution_backward(
+            grad,
+            x,
+            conv.weight.detach(),
+            None,
+            conv.stride,
+            padding,
+            conv.dilation,
+            False,
+            [0, 0],
+            conv.groups,
+            [False, True, False],
+        )
+
+    steps: dict[str, Any] = {SUMMED: summed, GRAM: lambda: gram_of(block)}
+    for name in names:
+        steps[name] = lambda path=PATHS[name]: path(conv, x, grad, padding, scratch)
+    with torch.no_grad():
+        seconds = interleaved(steps, x.device, ROUNDS)
+    C, F, (height, width) = conv.in_channels, conv.out_channels, conv.kernel_size
+    stride = "" if max(conv.stride) == 1 else f", stride {conv.stride[0]}"
+    shape = f"{C}->{F}, {height}x{width}{stride}, {grad.shape[2]}x{grad.shape[3]}"
+    return Kernels(shape, count, {name: statistics.median(s) for name, s in seconds.items()}, chosen)
