@@ -39,6 +39,12 @@ def give_freed_blocks_back() -> bool:
     return _set({M_MMAP_THRESHOLD: OWN_BLOCKS_FROM})
 
 
+def release_kept_blocks() -> None:
+    """Give back what is free now, so that a job's peak memory does not show what an earlier one used."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _set(options: dict[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc" or any(os.environ.get(name) for name in SETTINGS):
         return False

@@ -29,7 +29,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_smoke(tmp_path: Path) -> None:
     """Every part at a tiny scale: paths that are installed, those that are not, breakdown, memory, CSV."""
     file = tmp_path / "new" / "step.csv"
-    done = bench("--smoke", "--breakdown", "--csv", str(file))
+    done = bench("--smoke", "--breakdown", "--kernels", "--csv", str(file))
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= max(100, len(f"written: {file}"))
@@ -47,7 +47,7 @@ def test_smoke(tmp_path: Path) -> None:
         rows = list(csv.DictReader(lines))
     by_path = {row["path"]: row for row in rows if row["shape"] == "resnet8:8x16"}
     assert set(by_path) == {
-        "sgd", "sgd-cl", "ours", "ours-cl", "vmap", "opacus", "backpack", "torch-lm"
+        "sgd", "sgd-cl", "ours", "ours-cl", "low-memory", "vmap", "opacus", "backpack", "torch-lm"
     }  # fmt: skip
     assert {row["shape"] for row in rows} == {"resnet8:8x16", "mlp32:8"}
     for row in rows:

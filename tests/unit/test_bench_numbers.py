@@ -23,6 +23,7 @@ from gramgn.bench import (
 )
 from gramgn.bench._breakdown import PARTS, Breakdown, Interval, exclusive, launched_within, profile_step
 from gramgn.bench._floor import Floor, count_floor
+from gramgn.bench._kernels import Kernels, least_ratio, time_kernels
 from gramgn.bench._paths import ours
 from gramgn.bench._timing import Spread, interleaved, ratios
 
@@ -258,3 +259,22 @@ def test_a_table_fits_a_terminal() -> None:
     names = [name for name in PATHS if name not in ("sgd-fused",)]
     result = made_up("resnet:1024x64", dict.fromkeys(names, 123.4567), dict.fromkeys(names, 12345.6))
     assert max(map(len, shape_text(result, markdown=False).splitlines())) <= 100
+
+
+def test_the_least_ratio_puts_the_fastest_path_and_the_gram_product_in_the_place_of_the_sum() -> None:
+    seconds = {"summed": 2.0, "Gram": 0.5, "strips": 3.0, "columns": 5.0}
+    one = Kernels("16->16, 3x3, 8x8", 4, seconds, chosen="columns")
+    other = Kernels("3->16, 3x3, 8x8", 1, {**seconds, "columns": 2.0}, chosen="columns")
+    assert (one.fastest, other.fastest) == ("strips", "columns")
+    assert one.beyond_sgd("strips") == pytest.approx(4 * 1.5)
+    assert least_ratio([one, other], sgd_s=10.0) == pytest.approx(1 + (6.0 + 0.5) / 10.0)
+
+
+def test_kernels_are_timed_for_every_shape_of_convolution() -> None:
+    problem = make_problem(Shape.parse("resnet8:2x8"), torch.device("cpu"))
+    kernels = time_kernels(problem, channels_last=True, rounds=1)
+    num_convolutions = sum(isinstance(module, torch.nn.Conv2d) for module in problem.model.modules())
+    assert sum(each.count for each in kernels) == num_convolutions
+    for each in kernels:
+        assert {"summed", "Gram", each.chosen} <= set(each.seconds)
+        assert all(value > 0 for value in each.seconds.values())

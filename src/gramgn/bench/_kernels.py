@@ -60,7 +60,7 @@ def least_ratio(kernels: Iterable[Kernels], sgd_s: float) -> float:
     return 1 + sum(each.beyond_sgd(each.fastest) for each in kernels) / sgd_s
 
 
-def time_kernels(problem: Problem, channels_last: bool) -> list[Kernels]:
+def time_kernels(problem: Problem, channels_last: bool, rounds: int = ROUNDS) -> list[Kernels]:
     """Time the kernels of each shape of convolution in the network of a problem, in interleaved rounds."""
     model, x = problem.copied(channels_last)
     layers: dict[Any, tuple[nn.Conv2d, Tensor, Tensor]] = {}
@@ -78,7 +78,7 @@ def time_kernels(problem: Problem, channels_last: bool) -> list[Kernels]:
     finally:
         for handle in handles:
             handle.remove()
-    return [_timed(*layers[key], counts[key]) for key in layers]
+    return [_timed(*layers[key], counts[key], rounds) for key in layers]
 
 
 class _Scratch:
@@ -92,7 +92,7 @@ class _Scratch:
         return self.buffers.get("J", (parts, self._samples, size), like)
 
 
-def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int) -> Kernels:
+def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) -> Kernels:
     padding = conv.padding
     assert isinstance(padding, tuple)
     names = applicable(conv, x, grad, padding)
@@ -119,7 +119,7 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int) -> Kernels:
     for name in names:
         steps[name] = lambda path=PATHS[name]: path(conv, x, grad, padding, scratch)
     with torch.no_grad():
-        seconds = interleaved(steps, x.device, ROUNDS)
+        seconds = interleaved(steps, x.device, rounds)
     C, F, (height, width) = conv.in_channels, conv.out_channels, conv.kernel_size
     stride = "" if max(conv.stride) == 1 else f", stride {conv.stride[0]}"
     shape = f"{C}->{F}, {height}x{width}{stride}, {grad.shape[2]}x{grad.shape[3]}"

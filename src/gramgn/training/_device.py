@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from gramgn.errors import ConfigError
-from gramgn.malloc import keep_freed_blocks
+from gramgn.malloc import keep_freed_blocks, release_kept_blocks
 from gramgn.training._config import TrainerConfig
 
 MIB = 2**20
@@ -100,6 +100,7 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        release_kept_blocks()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         elif sys.platform == "linux":
