@@ -39,7 +39,7 @@ def test_the_gram_product_of_any_size_is_rows_times_rows(
 
 def test_large_and_small_products_are_both_among_the_cases() -> None:
     assert 3 * 3 * 7 < _accumulator.LARGE < 257 * 257 * 400
-    assert 40 * 40 * 7000 > _accumulator.LARGE
+    assert _accumulator.LARGE < 40 * 40 * 7000
     assert 40 < _accumulator.MANY_ROWS < 257
 
 
