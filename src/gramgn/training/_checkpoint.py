@@ -59,7 +59,7 @@ class Checkpoints:
             if not path.exists():
                 continue
             try:
-                state = _read(path)
+                state = read_checkpoint(path)
             except Exception as error:  # a damaged pickle can raise anything; whatever it is, it is told
                 broken.append(f"{path}: {first_line(error)}")
                 continue
@@ -122,7 +122,12 @@ def digest(value: Any) -> str:
     return sha.hexdigest()
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of one checkpoint file.
+
+    Raises:
+        ValueError: It is not of this format, or is not what was written.
+    """
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"not a checkpoint of format {FORMAT}")

@@ -1,0 +1,91 @@
+"""The tools' command lines: words ``key=value``, and the run folder that ``run=`` names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from gramgn.app._repository import absolute, shown
+from gramgn.errors import ConfigError, InputError, nearest
+from gramgn.tracking.records import RunFolder, find_runs
+
+NUM_NAMED = 3
+
+
+def read_words(
+    arguments: Sequence[str],
+    defaults: Mapping[str, str | None],
+    *,
+    example: str,
+    repeatable: Collection[str] = (),
+) -> dict[str, list[str]]:
+    """Return the values of a command line of ``key=value`` words, by key.
+
+    Args:
+        arguments: The words, without the program's name.
+        defaults: Every key there is, with its default; None for a key that must be given.
+        example: A command line that works, for messages.
+        repeatable: Keys that may be given more than once.
+
+    Returns:
+        For each key its values; one, save for repeated keys.
+
+    Raises:
+        ConfigError: For a word that is no ``key=value``, an unknown key, an empty value, a key given twice or
+            one that is missing; the message names the nearest key and the example.
+    """
+    given: dict[str, list[str]] = {}
+    for word in arguments:
+        key, equals, value = word.partition("=")
+        if key not in defaults:
+            what = f"there is no '{key}'" if equals else f"'{word}' is not key=value"
+            raise ConfigError(
+                f"{what}{nearest(key.lstrip('+-'), defaults)}. Keys: {', '.join(defaults)}. Example: {example}"
+            )
+        if not value:
+            raise ConfigError(f"'{word}': write {key}=<value>. Example: {example}")
+        if key in given and key not in repeatable:
+            raise ConfigError(f"{key} is given twice: {key}={given[key][0]} and {word}")
+        given.setdefault(key, []).append(value)
+    missing = [key for key, default in defaults.items() if default is None and key not in given]
+    if missing:
+        words = " ".join(f"{key}=<value>" for key in missing)
+        raise ConfigError(f"{words} must be given. Example: {example}")
+    return {key: given.get(key, [default or ""]) for key, default in defaults.items()}
+
+
+def choice(key: str, given: str, allowed: Sequence[str]) -> str:
+    """Return ``given`` if it is one of ``allowed``.
+
+    Raises:
+        ConfigError: If it is not, with the nearest.
+    """
+    if given not in allowed:
+        raise ConfigError(f"{key}={given} must be one of {', '.join(allowed)}{nearest(given, allowed)}")
+    return given
+
+
+def open_run(given: str) -> RunFolder:
+    """Return the run folder that ``run=`` names: below the current folder, or else below the repository.
+
+    Args:
+        given: As written on the command line; run.json itself means its folder.
+
+    Raises:
+        InputError: There is no such folder, or it is not that of one run (a sweep's runs are named).
+    """
+    here, there = Path(given).expanduser().absolute(), absolute(given)
+    path = here if here.exists() or not there.exists() else there
+    if path.name == "run.json" and path.is_file():
+        path = path.parent
+    if not path.is_dir():
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(
+            f"there is no run folder {path}{nearest(path.name, siblings)}; runs lie in outputs/runs and "
+            "outputs/sweeps"
+        )
+    if not (path / "run.json").exists() and (runs := find_runs(path)):
+        examples = ", ".join(f"run={shown(run.path)}" for run in runs[:NUM_NAMED])
+        more = ", ..." if len(runs) > NUM_NAMED else ""
+        raise InputError(f"{path} holds {len(runs)} runs; choose one of them: {examples}{more}")
+    return RunFolder.open(path)
