@@ -9,10 +9,17 @@ ifneq ($(words $(VENV)),1)
 $(error VENV="$(VENV)" must be a path without spaces)
 endif
 
+# make paper: how large, on what, and further key=value for every step, e.g. OVERRIDES="trainer.device=cuda tracking=none"
+SCALE ?= laptop
+DATA ?= synthetic
+OVERRIDES ?=
+# make figures: results files to draw from instead of runs
+RESULTS ?=
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 
-.PHONY: help env demo test test-fast lint format figures bench bench-pipeline gpu-report clean
+.PHONY: help env demo test test-fast lint format paper figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -52,8 +59,14 @@ format: $(READY) ## put the code into its standard form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-figures: $(READY) ## draw the finished runs into outputs/figures
-	@$(BIN)/python scripts/make_figures.py
+paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (under 2 hours)
+	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
+
+figures: $(READY) ## draw the finished runs into outputs/figures, or RESULTS=<CSV files> into outputs/results/figures
+	@$(BIN)/python scripts/make_figures.py $(if $(strip $(RESULTS)),--results $(RESULTS))
+
+report: $(READY) ## one page about all runs, outputs/report/index.html; RESULTS=<CSV files> instead of run folders
+	@$(BIN)/python scripts/make_report.py $(if $(strip $(RESULTS)),--results $(RESULTS))
 
 bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
 	@$(BIN)/python scripts/bench_step.py --breakdown --kernels

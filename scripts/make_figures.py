@@ -1,8 +1,10 @@
-"""Draw loss against time and epochs from whatever finished runs there are.
+"""Draw the paper's panels, and comparisons of whatever else was run, from finished runs or from results files.
 
 python scripts/make_figures.py                                  # outputs/ -> outputs/figures/
 python scripts/make_figures.py --runs outputs/sweeps/fig1 --out outputs/figures
+python scripts/make_figures.py --results outputs/results/rotation_mednist_laptop.csv
 python scripts/make_figures.py --table                          # a table instead of figures
+python scripts/make_figures.py --claims                         # the paper's claims and what was measured
 """
 
 from __future__ import annotations
@@ -15,27 +17,66 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
-from gramgn.figures import finished_runs, make_figures, summary_table  # noqa: E402
+from gramgn.figures import (  # noqa: E402
+    Loaded,
+    claims_table,
+    figure_sets,
+    finished_runs,
+    make_figures,
+    read_results,
+    summary_table,
+)
+
+OUTPUTS = ROOT / "outputs"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 drawn, 2 nothing to draw or bad input."""
     parser = argparse.ArgumentParser(description="Draw figures from finished runs.")
-    outputs = ROOT / "outputs"
-    parser.add_argument("--runs", type=Path, default=outputs, help="folder to search for runs")
-    parser.add_argument("--out", type=Path, default=outputs / "figures", help="folder for PDF and PNG files")
-    parser.add_argument("--table", action="store_true", help="print a table of the runs instead")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--runs", type=Path, nargs="+", help="folders to search for runs (default: outputs)")
+    source.add_argument("--results", type=Path, nargs="+", help="results files to draw from instead of runs")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for PDF and PNG files (default: outputs/figures; outputs/results/figures with --results)",
+    )
+    parser.add_argument("--force", action="store_true", help="draw what is up to date as well")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--table", action="store_true", help="print a table of the runs instead")
+    instead.add_argument(
+        "--claims", action="store_true", help="print the paper's claims with what was measured"
+    )
     given = parser.parse_args(arguments)
     try:
+        loaded = read_results(given.results) if given.results else finished_runs(*(given.runs or [OUTPUTS]))
         if given.table:
-            print(summary_table(finished_runs(given.runs)), end="")
+            print(summary_table(loaded.runs), end="")
+        elif given.claims:
+            print(all_claims(loaded), end="")
         else:
-            for path in make_figures(given.runs, given.out):
+            out = given.out or OUTPUTS / ("results/figures" if given.results else "figures")
+            for path in make_figures(loaded, out, force=given.force):
                 print(path)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def all_claims(loaded: Loaded) -> str:
+    """Return the claims of each figure set as text.
+
+    Args:
+        loaded: The runs.
+
+    Raises:
+        InputError: None of them belongs to a panel of the paper.
+    """
+    sets, _ = figure_sets(loaded)
+    if not sets:
+        raise InputError("none of these runs is of a panel of the paper. `make paper` makes them.")
+    return "\n".join(claims_table(figures) for figures in sets)
 
 
 if __name__ == "__main__":

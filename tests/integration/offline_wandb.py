@@ -1,14 +1,55 @@
-"""Reading an offline W&B file back with W&B's own command."""
+"""What the tests of the W&B mirror share: runs to send, and W&B's offline files read back with its own command."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gramgn.tracking.records import METRIC_COLUMNS, Row
+import pytest
+
+from gramgn.tracking.records import METRIC_COLUMNS, Row, RunFolder
+
+CONFIG = {"optimizer": {"name": "ggn", "lam": 1.0, "alpha": 0.3}, "seed": 1, "model": {"stages": [16, 32]}}
+HOST = "host-of-a-person"
+ROWS = [
+    {"epoch": 1, "step": 10, "train_s": 0.1 + 0.2, "train_loss": 1 / 3, "val_mae": 12.5, "lr": 1e-300},
+    {"epoch": 2, "step": 20, "train_s": 2.75, "train_loss": math.nan, "val_loss": math.inf, "val_mae": 1e300},
+    {"epoch": 3, "step": 2**40, "train_s": 3.5, "train_loss": 0.1, "solve_cholesky": 7, "test_mae": 0.0},
+]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No account, no settings of the user, and a host name that can be recognised."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stop_the_service() -> Iterator[None]:
+    """End W&B's own process after the last test of the file that imports this."""
+    yield
+    import wandb
+
+    wandb.teardown()
+
+
+def make_run(path: Path, **entries: Any) -> tuple[RunFolder, dict[str, Any]]:
+    folder = RunFolder.create(path)
+    dataset = {"name": "rsna_synthetic", "kind": "synthetic", "unit": "months", "manifest_sha256": "ab"}
+    run = {"state": "running", "name": path.name, "config": CONFIG, "dataset": dataset, **entries}
+    folder.write_run(run)
+    return folder, run
 
 
 def read_back(root: Path) -> list[dict[str, Any]]:
@@ -55,3 +96,11 @@ def stored_config(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the configuration of the one run in the records, without W&B's own entry."""
     (config,) = [record["run"]["config"]["update"] for record in records if "run" in record]
     return {key: value for key, value in config.items() if key != "_wandb"}
+
+
+def same(left: Row, right: Row) -> bool:
+    def equal(a: float | None, b: float | None) -> bool:
+        both_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+        return both_nan or a == b
+
+    return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)

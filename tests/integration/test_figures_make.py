@@ -11,65 +11,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
+from figure_runs import add_run
 from matplotlib.figure import Figure
 
 from gramgn.figures import load_runs, make_figures, summary_table
 from gramgn.figures._draw import ERRORS, LOSSES, draw
 from gramgn.figures._group import Comparison, compare
 from gramgn.figures._style import house_style
-from gramgn.tracking.records import RunFolder
-
-
-def add_run(
-    path: Path,
-    losses: Sequence[float],
-    *,
-    optimizer: str = "ggn",
-    model: str = "resnet_fixup",
-    seed: int = 0,
-    state: str = "done",
-    settings: dict[str, Any] | None = None,
-    dataset: dict[str, Any] | None = None,
-    began: str = "2026-01-01T00:00:00Z",
-    seconds: float = 2.0,
-    **entries: Any,
-) -> RunFolder:
-    """Write a run with these training losses; test losses are twice and test errors ten times as large."""
-    folder = RunFolder.create(path)
-    folder.write_run(
-        {
-            "state": state,
-            "error": None,
-            "dataset": {
-                "name": "rsna",
-                "kind": "real",
-                "unit": "months",
-                "image_size": 32,
-                "manifest_sha256": "ab",
-                "summary": {"used": 2560},
-                **(dataset or {}),
-            },
-            "optimizer": {"name": optimizer},
-            "model": {"name": model},
-            "config": {
-                "seed": seed,
-                "optimizer": {"lr": 1.0, **(settings or {})},
-                "trainer": {"epochs": len(losses), "scale": "laptop", "standardize_targets": True},
-            },
-            "seed": seed,
-            "device": {"kind": "cpu", "name": "Abacus 2000"},
-            "threads": 2,
-            "starts": [{"time_utc": began}],
-            **entries,
-        }
-    )
-    for epoch, loss in enumerate(losses, start=1):
-        row = {"epoch": epoch, "train_s": seconds * epoch, "train_loss": loss, "val_loss": 3 * loss}
-        folder.append_metrics({**row, "test_loss": 2 * loss, "train_mae": 9 * loss, "test_mae": 10 * loss})
-    return folder
 
 
 def command(repository: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -84,9 +34,9 @@ def command(repository: Path, *arguments: str, **environment: str) -> subprocess
 
 
 def only_comparison(root: Path) -> Comparison:
-    runs, omitted = load_runs(root)
-    assert omitted == []
-    (comparison,) = compare(runs)
+    loaded = load_runs(root)
+    assert loaded.omitted == ()
+    (comparison,) = compare(loaded.runs)
     return comparison
 
 
@@ -145,7 +95,8 @@ def test_what_is_finished_is_drawn_and_the_rest_is_named(tmp_path: Path, reposit
     for name, reason in expected.items():
         assert any(line.startswith(f"left out {name}: ") and reason in line for line in lines), name
     stems = ("error-rsna-32-laptop", "loss-rsna-32-laptop")
-    assert sorted(hashes(tmp_path / "out")) == [f"{stem}.{end}" for stem in stems for end in ("pdf", "png")]
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == sorted(["inputs.json", *(f"{stem}.{end}" for stem in stems for end in ("pdf", "png"))])
 
 
 def test_two_builds_are_equal_byte_for_byte(tmp_path: Path, repository: Path) -> None:
@@ -164,14 +115,16 @@ def test_two_builds_are_equal_byte_for_byte(tmp_path: Path, repository: Path) ->
     for done in (first, second):
         assert done.returncode == 0, done.stderr
         assert "findfont" not in done.stderr
-    assert len(hashes(tmp_path / "a")) == 4
+    assert len(hashes(tmp_path / "a")) == 5
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
 def test_only_bundled_fonts_and_no_date_are_in_the_pdf(tmp_path: Path) -> None:
     """F06, F03: DejaVu, which comes with matplotlib, as TrueType; no creation date, no version."""
     add_run(tmp_path / "runs" / "x", [1.0, 0.5])
-    pdfs = [path for path in make_figures(tmp_path / "runs", tmp_path / "out") if path.suffix == ".pdf"]
+    pdfs = [
+        path for path in make_figures(load_runs(tmp_path / "runs"), tmp_path / "out") if path.suffix == ".pdf"
+    ]
     for path in pdfs:
         content = path.read_bytes()
         assert set(re.findall(rb"/BaseFont /(?:[A-Z]{6}\+)?([\w-]+)", content)) == {b"DejaVuSans"}
@@ -187,9 +140,9 @@ def test_figures_need_no_network_and_no_training_stack(tmp_path: Path, repositor
         "import socket, sys, pathlib\n"
         "def refuse(*_, **__): raise OSError('network')\n"
         "socket.socket = socket.create_connection = socket.getaddrinfo = refuse\n"
-        "from gramgn.figures import make_figures\n"
+        "from gramgn.figures import load_runs, make_figures\n"
         "runs, out = map(pathlib.Path, sys.argv[1:])\n"
-        "print(len(make_figures(runs, out)))\n"
+        "print(len(make_figures(load_runs(runs), out)))\n"
         "print([name for name in ('torch', 'hydra', 'omegaconf', 'wandb') if name in sys.modules])\n"
     )
     arguments = [str(tmp_path / "runs"), str(tmp_path / "out")]
@@ -236,7 +189,7 @@ def test_synthetic_data_are_called_synthetic(tmp_path: Path) -> None:
     add_run(tmp_path / "x", [1.0, 0.5], dataset={"kind": "synthetic"})
     figure = drawn(tmp_path)
     assert figure.get_suptitle() == "rsna, SYNTHETIC images, 32×32 pixels, 2,560 images, laptop scale"
-    assert "SYNTHETIC" in summary_table(load_runs(tmp_path)[0])
+    assert "SYNTHETIC" in summary_table(load_runs(tmp_path).runs)
 
 
 def test_seeds_become_a_median_with_a_band(tmp_path: Path) -> None:
@@ -267,7 +220,7 @@ def test_what_cannot_be_compared_stands_in_figures_of_its_own(tmp_path: Path) ->
     add_run(tmp_path / "runs" / "b", [1.0, 0.5], dataset={"manifest_sha256": "cd"})
     add_run(tmp_path / "runs" / "c", [1.0, 0.5], device={"kind": "cuda", "name": "Fast"})
     add_run(tmp_path / "runs" / "d", [1.0, 0.5], dataset={"name": "afad"})
-    comparisons = compare(load_runs(tmp_path / "runs")[0])
+    comparisons = compare(load_runs(tmp_path / "runs").runs)
     stems = sorted(comparison.stem for comparison in comparisons)
     assert len(set(stems)) == 4
     assert stems[0] == "afad-32-laptop"
@@ -277,9 +230,9 @@ def test_what_cannot_be_compared_stands_in_figures_of_its_own(tmp_path: Path) ->
 def test_a_repeated_run_is_drawn_once_the_newest(tmp_path: Path) -> None:
     add_run(tmp_path / "z-old", [1.0, 0.5], began="2026-01-01T00:00:00Z")
     add_run(tmp_path / "a-new", [1.0, 0.4], began="2026-01-02T00:00:00Z")
-    runs, omitted = load_runs(tmp_path)
-    assert [run.path for run in runs] == ["a-new"]
-    assert omitted == ["z-old: repeated later by a-new"]
+    loaded = load_runs(tmp_path)
+    assert [run.path for run in loaded.runs] == ["a-new"]
+    assert loaded.omitted == ("z-old: repeated later by a-new",)
 
 
 def test_a_diverged_run_is_drawn_to_its_end_with_a_cross(tmp_path: Path) -> None:
@@ -324,7 +277,7 @@ def test_the_table_fits_a_terminal(tmp_path: Path) -> None:
     )
     add_run(tmp_path / "c", [1.0, -math.inf], optimizer="sgd", state="diverged")
     add_run(tmp_path / "d", [1.0], dataset={"name": "n" * 99})
-    table = summary_table(load_runs(tmp_path)[0])
+    table = summary_table(load_runs(tmp_path).runs)
     assert max(len(line) for line in table.splitlines()) <= 80
     (line,) = (line for line in table.splitlines() if line.startswith("SGD"))
     assert line.split() == ["SGD", "on", "ResNetFixup", "0", "2", *["-inf"] * 4, "2", "diverged"]
@@ -341,7 +294,7 @@ def test_damaged_records_are_named_and_not_drawn(tmp_path: Path) -> None:
     lines = twice.metrics_csv.read_text().splitlines(keepends=True)
     twice.metrics_csv.write_text("".join([*lines[:2], *lines[1:]]))
     add_run(tmp_path / "backwards", [0.5, 0.4], seconds=-2.0)
-    runs, omitted = load_runs(tmp_path)
-    assert [run.path for run in runs] == ["good"]
-    assert len(omitted) == 3
-    assert "real or synthetic" in omitted[2]
+    loaded = load_runs(tmp_path)
+    assert [run.path for run in loaded.runs] == ["good"]
+    assert len(loaded.omitted) == 3
+    assert "real or synthetic" in loaded.omitted[2]

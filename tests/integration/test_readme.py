@@ -145,6 +145,14 @@ def plan_of_make(reader: Reader, command: str) -> None:
     assert done.stdout.strip()
 
 
+def chain_listed(reader: Reader, command: str) -> None:
+    """Most of an hour: make knows the target, and the chain behind it its steps."""
+    plan_of_make(reader, command)
+    done = reader.run("python scripts/paper.py --list")
+    assert done.returncode == 0, done.stderr
+    assert "afad_ggn_fixup" in done.stdout
+
+
 def small_demo(reader: Reader, command: str) -> None:
     """Minutes at its own scale: seconds at the debug scale; a table and the figures must be there."""
     plan_of_make(reader, command)
@@ -207,7 +215,7 @@ def upload_to_files(reader: Reader, command: str) -> None:
     """Needs an account: the same upload into files."""
     done = reader.run(f"{reader.reduced(command)} --mode offline")
     assert done.returncode == 0, done.stderr
-    assert "rows sent (offline)" in done.stdout
+    assert re.search(r"rows sent \(offline\)|uploaded before", done.stdout)
 
 
 EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
@@ -219,6 +227,10 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make lint": plan_of_make,
     "make format": plan_of_make,
     "make figures": plan_of_make,
+    "make report": plan_of_make,
+    "make paper": chain_listed,
+    'make paper SCALE=paper DATA=real OVERRIDES="trainer.device=cuda"': plan_of_make,
+    "make figures RESULTS=outputs/results/rotation_mednist_laptop.csv": plan_of_make,
     "make bench": plan_of_make,
     "make bench-pipeline": plan_of_make,
     "make gpu-report": plan_of_make,
@@ -233,7 +245,8 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "python scripts/bench_step.py --sweep": short_sweep,
     "wandb login": account,
     "python scripts/prepare_data.py dataset=afad archive=/data/tarball-lite": archive_parts,
-    'python scripts/upload_run.py "outputs/runs/<run folder>"': upload_to_files,
+    'python scripts/upload_runs.py "outputs/runs/<run folder>"': upload_to_files,
+    "python scripts/upload_runs.py outputs/runs": upload_to_files,
 }
 
 

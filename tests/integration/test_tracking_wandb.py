@@ -2,65 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from offline_wandb import as_metrics_row, exit_codes, history, read_back, run_ids, stored_config, summary
+from offline_wandb import (
+    CONFIG,
+    HOST,
+    ROWS,
+    as_metrics_row,
+    clean_environment,  # noqa: F401
+    exit_codes,
+    history,
+    make_run,
+    read_back,
+    run_ids,
+    same,
+    stop_the_service,  # noqa: F401
+    stored_config,
+    summary,
+)
 
 from gramgn.errors import ConfigError
 from gramgn.tracking import WandbMirror
-from gramgn.tracking.records import Row, RunFolder
-
-CONFIG = {"optimizer": {"name": "ggn", "lam": 1.0, "alpha": 0.3}, "seed": 1, "model": {"stages": [16, 32]}}
-HOST = "host-of-a-person"
-ROWS = [
-    {"epoch": 1, "step": 10, "train_s": 0.1 + 0.2, "train_loss": 1 / 3, "val_mae": 12.5, "lr": 1e-300},
-    {"epoch": 2, "step": 20, "train_s": 2.75, "train_loss": math.nan, "val_loss": math.inf, "val_mae": 1e300},
-    {"epoch": 3, "step": 2**40, "train_s": 3.5, "train_loss": 0.1, "solve_cholesky": 7, "test_mae": 0.0},
-]
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No account, no settings of the user, and a host name that can be recognised."""
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def stop_the_service() -> Iterator[None]:
-    """End W&B's own process after the last test of this file."""
-    yield
-    import wandb
-
-    wandb.teardown()
-
-
-def make_run(path: Path, **entries: Any) -> tuple[RunFolder, dict[str, Any]]:
-    folder = RunFolder.create(path)
-    dataset = {"name": "rsna_synthetic", "kind": "synthetic", "unit": "months", "manifest_sha256": "ab"}
-    run = {"state": "running", "name": path.name, "config": CONFIG, "dataset": dataset, **entries}
-    folder.write_run(run)
-    return folder, run
-
-
-def same(left: Row, right: Row) -> bool:
-    def equal(a: float | None, b: float | None) -> bool:
-        both_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
-        return both_nan or a == b
-
-    return left.keys() == right.keys() and all(equal(left[name], right[name]) for name in left)
+from gramgn.tracking.records import RunFolder
 
 
 def test_the_offline_file_holds_every_row_of_metrics_csv(
@@ -188,14 +158,14 @@ def test_a_finish_that_hangs_is_left_with_the_command_to_upload(
 ) -> None:
     """H18: closing has a limit of its own, whatever W&B does."""
     folder, _ = make_run(tmp_path / "run")
-    monkeypatch.setattr("gramgn.tracking._mirror._GRACE_S", 0.1)
+    monkeypatch.setattr("gramgn.tracking._mirror.FINISH_GRACE_S", 0.1)
     run = HangingRun(log=lambda: None, finish=lambda: time.sleep(20))
     mirror = WandbMirror(folder, run, "online", "id", finish_timeout_s=0.1)
     began = time.monotonic()
     message = mirror.finish(0)
     assert time.monotonic() - began < 5
     assert message is not None
-    assert f"scripts/upload_run.py {folder.path}" in message
+    assert f"scripts/upload_runs.py {folder.path}" in message
     assert "\n" not in message
 
 
@@ -265,67 +235,7 @@ def test_online_without_a_network_works_offline_in_bounded_time(tmp_path: Path) 
     assert done.stdout == "None\n"
     assert len(done.stderr.splitlines()) == 1
     assert "working offline, because" in done.stderr
-    assert f"scripts/upload_run.py {folder.path}" in done.stderr
+    assert f"scripts/upload_runs.py {folder.path}" in done.stderr
     assert seconds < 30
     assert len(folder.read_metrics()) == 2
     assert len(history(read_back(folder.path))) == 2
-
-
-def upload(repository: Path, folder: Path, *arguments: str, **environment: str) -> Any:
-    return subprocess.run(
-        [sys.executable, str(repository / "scripts" / "upload_run.py"), str(folder), *arguments],
-        env={**os.environ, **environment, "WANDB_BASE_URL": "http://127.0.0.1:9"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_a_killed_run_can_be_uploaded_whole_from_our_own_files(tmp_path: Path, repository: Path) -> None:
-    """H22: run.json and metrics.csv are enough, with a torn last line and no W&B files left."""
-    folder, _ = make_run(tmp_path / "run", wandb={"id": "abcd1234", "mode": "offline"})
-    for row in ROWS:
-        folder.append_metrics(row)
-    folder.metrics_csv.write_bytes(folder.metrics_csv.read_bytes()[:-4])
-    for _ in range(2):
-        done = upload(repository, folder.path, "--mode", "offline")
-        assert (done.returncode, done.stdout) == (0, "2 rows sent (offline)\n"), done.stderr
-    newest = max((folder.path / "upload").rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns).parent
-    records = read_back(newest)
-    assert run_ids(records) == ["abcd1234"]
-    expected = folder.read_metrics(report=lambda message: None)
-    assert len(expected) == 2
-    assert all(same(as_metrics_row(i), row) for i, row in zip(history(records), expected, strict=True))
-    assert exit_codes(records) == [1]
-    (run,) = [record["run"] for record in records if record["type"] == "run"]
-    assert run["config"]["update"]["optimizer"]["lam"] == 1.0
-
-
-def test_an_upload_that_cannot_work_says_so(tmp_path: Path, repository: Path) -> None:
-    """H22: bad input is exit code 2, a server that is not there is exit code 1; the run is left as it was."""
-    missing = upload(repository, tmp_path / "nowhere")
-    assert missing.returncode == 2
-    assert missing.stderr.startswith("error: there is no run folder")
-    folder, _ = make_run(tmp_path / "run")
-    empty = upload(repository, folder.path)
-    assert empty.returncode == 2
-    assert "nothing to upload" in empty.stderr
-    folder.append_metrics(ROWS[0])
-    before = {path: path.read_bytes() for path in folder.path.iterdir()}
-    refused = upload(repository, folder.path, "--timeout-s", "2", WANDB_API_KEY="a" * 40)
-    assert refused.returncode == 1
-    assert "nothing was uploaded" in refused.stderr
-    assert "Traceback" not in missing.stderr + empty.stderr + refused.stderr
-    assert {path: path.read_bytes() for path in folder.path.iterdir()} == before
-
-
-def test_a_run_without_a_mirror_keeps_the_id_of_its_first_upload(tmp_path: Path, repository: Path) -> None:
-    """H22: a second upload replaces the first instead of standing beside it."""
-    folder, _ = make_run(tmp_path / "run", wandb=None)
-    folder.append_metrics(ROWS[0])
-    for _ in range(2):
-        assert upload(repository, folder.path, "--mode", "offline").returncode == 0
-    ids = set(run_ids(read_back(folder.path / "upload")))
-    assert ids == {folder.read_run()["wandb"]["id"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -40,6 +41,10 @@ class Blobs:
             targets[:] = 7.0
         if self.bad == "crash":
             raise RuntimeError("the plug-in's own mistake")
+        if self.bad == "memory":
+            raise MemoryError(f"{len(np.zeros(1 << 24))} numbers and no room for more")
+        if self.bad == "abort":
+            os.abort()
         split = np.array(["train", "train", "train", "train", "train", "train", "val", "test"])
         time.sleep(self.sleep_s)
         return RegressionData(
@@ -54,6 +59,15 @@ class Blobs:
             manifest_sha256=f"{self.seed:064x}",
             summary={},
         )
+
+
+class Telling(Blobs):
+    """Prints what the process of the job has of the machine."""
+
+    def load(self, image_size: int) -> RegressionData:
+        gpus, first = os.environ.get("CUDA_VISIBLE_DEVICES"), not torch.cuda.is_initialized()
+        print(f"gpus={gpus} threads={torch.get_num_threads()} clean={first} env={os.environ.get('GREETING')}")
+        return super().load(image_size)
 
 
 class TinyNet(nn.Module):

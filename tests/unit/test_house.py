@@ -22,6 +22,7 @@ ALLOWED = {
     "theory": {"optim", "models"},
     "bench": {"optim", "models"},
     "figures": {"tracking.records"},
+    "report": {"figures", "tracking.records"},
     "app": {
         "optim",
         "models",
@@ -35,16 +36,17 @@ ALLOWED = {
     },
 }
 ONLY_IN = {
-    "hydra": ("src/gramgn/app/", "scripts/", "train.py"),
-    "omegaconf": ("src/gramgn/app/", "scripts/", "train.py"),
+    "hydra": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),
+    "omegaconf": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),
     "wandb": ("src/gramgn/tracking/_wandb.py",),
     "matplotlib": ("src/gramgn/figures/",),
     "pandas": ("src/gramgn/figures/", "src/gramgn/data/"),
     "PIL": ("src/gramgn/data/", "scripts/"),
+    "jinja2": ("src/gramgn/report/",),
 }
 TORCH_ALONE = ("optim", "models")
 # Extras that make env does not install: packages that the step benchmark only compares with.
-UNPINNED = {"bench"}
+UNPINNED = {"bench", "optuna"}
 
 
 def imports(path: Path, module: str) -> set[str]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from gramgn.app._build import build, build_dataset, target_class
 from gramgn.app._plan import Job, split_paths, write_local_paths
-from gramgn.app._recording import Recording
+from gramgn.app._recording import MAY_LIE_THERE, Recording
 from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, identity, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
@@ -66,7 +66,7 @@ def train(job: Job) -> dict[str, Any]:
     if job.stored is not None and _is_complete(job.stored, job.config):
         return job.stored
     parts = build_parts(job)
-    folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder)
+    folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder, allowed=MAY_LIE_THERE)
     with folder.lock():
         if job.stored is None:
             write_local_paths(split_paths(job.config)[1], folder.path)
@@ -230,30 +230,40 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
 
 
 def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.device) -> None:
-    """Try the network on two blank images, so that a wrong shape is found before the data is prepared."""
-    channels = getattr(dataset, "channels", None)
-    if channels is None:
+    """Try the network on two blank samples, so that a wrong shape is found before the data is prepared."""
+    shape = _sample_shape(dataset, config)
+    if shape is None:
         return
-    size = dataset.size_for(config.image_size) if hasattr(dataset, "size_for") else config.image_size
-    shape = (2, channels, size, size)
-    blank = torch.zeros(shape, device=device, dtype=getattr(torch, config.dtype))
+    blank = torch.zeros((2, *shape), device=device, dtype=getattr(torch, config.dtype))
     model.eval()
     try:
         with torch.no_grad():
             outputs = model(blank)
     except (RuntimeError, ValueError, MemoryError) as error:
+        kind = "images" if len(shape) == 3 else "inputs"
         raise ConfigError(
-            f"the network does not take images of shape {list(shape)}: {first_line(error)}. "
-            "Check model.in_channels, dataset.channels and trainer.image_size"
+            f"the network does not take {kind} of shape {[2, *shape]}: {first_line(error)}. Check "
+            + ("model.in_channels, dataset.channels and trainer.image_size" if len(shape) == 3 else "model")
         ) from error
     finally:
         model.train()
     got = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     if got != [2]:
         raise ConfigError(
-            f"the network must return one number a sample, shape [2] for 2 images; it returned {got}. "
+            f"the network must return one number a sample, shape [2] for 2 samples; it returned {got}. "
             "Set num_outputs=1, or end its forward with .squeeze(-1)"
         )
+
+
+def _sample_shape(dataset: Any, config: TrainerConfig) -> tuple[int, ...] | None:
+    """Return the shape of one sample: what the data set says, else that of square images, None if unknown."""
+    if hasattr(dataset, "sample_shape"):
+        return tuple(dataset.sample_shape(config.image_size))
+    channels = getattr(dataset, "channels", None)
+    if channels is None:
+        return None
+    size = dataset.size_for(config.image_size) if hasattr(dataset, "size_for") else config.image_size
+    return (channels, size, size)
 
 
 def _check_single_process() -> None:

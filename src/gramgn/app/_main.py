@@ -7,33 +7,28 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from gramgn.app._folders import forget_sweep, register_resolvers
+from gramgn.app._folders import register_resolvers
 from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
-from gramgn.app._repository import absolute, repository, set_repository, shown
-from gramgn.app._schema import check_keys, plain
-from gramgn.errors import InputError, first_line
-from gramgn.progress import say
+from gramgn.app._repository import absolute, repository, set_repository
+from gramgn.app._schema import check_keys, plain, run_entries
+from gramgn.app._sweep._launcher import (
+    OTHER_LAUNCHER,
+    JobFailedError,
+    choices_of,
+    close_sweep,
+    conclude_sweep,
+)
+from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one job of this process ended, as text and numbers: no error object keeps its tensors alive (H15)."""
-
-    folder: Path
-    state: str
-    exit_code: int
-    message: str
-    val_loss: float | None
-
-
-_outcomes: list[Outcome] = []
+# Exit codes of the jobs of this process: Hydra hands nothing of what the task returns on to its caller.
+_outcomes: list[int] = []
 
 
 def main(task: Callable[[], Any], root: Path) -> int:
@@ -45,16 +40,18 @@ def main(task: Callable[[], Any], root: Path) -> int:
     """
     set_repository(root)
     register_resolvers()
-    warnings.formatwarning = _one_line
+    warnings.formatwarning = one_line_warning
     _outcomes.clear()
     code = [0]
-    with report_errors(code):
-        task()
-    forget_sweep()
-    if len(_outcomes) > 1 or any("sweeps" in outcome.folder.parts for outcome in _outcomes):
-        _print_sweep()
-        return code[0] or (1 if any(outcome.exit_code in (1, 2) for outcome in _outcomes) else 0)
-    return code[0] or max((outcome.exit_code for outcome in _outcomes), default=0)
+    try:
+        with report_errors(code):
+            task()
+        with report_errors(code):
+            of_sweep = conclude_sweep(mirror=code[0] in (0, 1))
+            code[0] = code[0] or of_sweep
+    finally:
+        close_sweep()
+    return code[0] or max(_outcomes, default=0)
 
 
 @contextmanager
@@ -62,7 +59,7 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
     """Turn an error inside into one message on stderr and an exit code.
 
     Args:
-        code: A list whose first entry is set to the code; without it the process exits with it.
+        code: A list whose first entry is set to the code of an error; without it the process exits with it.
         config_name: The top-level file in ``conf/`` that is composed inside, for hints.
     """
     exit_code = 0
@@ -81,6 +78,9 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
         print(
             f"error: {error.strerror or error}: {error.filename or 'the working directory'}", file=sys.stderr
         )
+    except JobFailedError as error:
+        exit_code = 1
+        print(str(error), file=sys.stderr)
     except StopRequested as error:
         exit_code = error.exit_code
         print(str(error), file=sys.stderr)
@@ -90,19 +90,24 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
         exit_code = 2
         print(f"error: the command line cannot be used: {first_line(error)}", file=sys.stderr)
     if code is not None:
-        code[0] = exit_code
+        code[0] = exit_code or code[0]
     elif exit_code:
         sys.exit(exit_code)
 
 
 def run_job(config: DictConfig) -> float | None:
-    """Do one job of a run or sweep and return its best validation loss, for sweepers that look for one.
+    """Do a single run and return its best validation loss.
 
-    A failure is reported and recorded here and not raised, so that the rest of a sweep goes on.
+    A failure is reported and recorded here and not raised.
 
     Raises:
-        StopRequested: If the user or the system asked to stop: that ends the whole sweep.
+        ConfigError: If Hydra's own launcher calls this for a job of a sweep.
+        StopRequested: If the user or the system asked to stop.
     """
+    from hydra.core.hydra_config import HydraConfig
+
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise ConfigError(OTHER_LAUNCHER)
     from gramgn.app._recording import outcome
     from gramgn.training import release_memory
 
@@ -111,14 +116,12 @@ def run_job(config: DictConfig) -> float | None:
     val_loss: float | None = None
     try:
         record = _do(config, folder)
-        state, exit_code = record["state"], 3 if record["state"] == "diverged" else 0
-        reason = (record.get("error") or {}).get("message", "")
+        exit_code = 3 if record["state"] == "diverged" else 0
         val_loss = (record.get("best") or {}).get("val_loss")
     except BaseException as raised:
         error = raised
-        state, exit_code = outcome(raised)
-        reason = str(raised)
-    _outcomes.append(Outcome(folder, state, exit_code, reason, val_loss))
+        _, exit_code = outcome(raised)
+    _outcomes.append(exit_code)
     _remove_if_empty(folder)
     if error is not None:
         if not isinstance(error, Exception):
@@ -137,27 +140,17 @@ def prepare_config(overrides: list[str]) -> dict[str, Any]:
 
 
 def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
-    """Train a new run, go on with a stopped one, or keep a finished job of the same sweep; return run.json."""
+    """Train a new run, or go on with a stopped one; return run.json."""
     from hydra.core.hydra_config import HydraConfig
 
     from gramgn.app._job import train
     from gramgn.app._plan import Job, resumed_job
-    from gramgn.tracking.records import RunFolder
 
     hydra_config = HydraConfig.get()
-    container, overrides = plain(config), [str(override) for override in hydra_config.overrides.task]
+    container, overrides = run_entries(plain(config)), [str(each) for each in hydra_config.overrides.task]
     if container.get("resume") is not None:
         return train(resumed_job(container, overrides, folder))
-    group = folder.parent.name if _is_sweep() else None
-    if group and RunFolder(folder).run_json.exists():
-        stored = RunFolder(folder).read_run()
-        if stored["state"] in ("done", "diverged"):
-            say(f"kept: {shown(folder)} is {stored['state']} already")
-            return stored
-        return train(resumed_job(container, [], folder))
-    choices = {str(name): str(choice) for name, choice in hydra_config.runtime.choices.items()}
-    choices = {name: choice for name, choice in choices.items() if not name.startswith("hydra")}
-    return train(Job(config=container, choices=choices, overrides=overrides, folder=folder, group=group))
+    return train(Job(config=container, choices=choices_of(hydra_config), overrides=overrides, folder=folder))
 
 
 def _folder(config: DictConfig) -> Path:
@@ -165,13 +158,6 @@ def _folder(config: DictConfig) -> Path:
 
     resume = config.get("resume")
     return absolute(resume) if isinstance(resume, str) else Path(HydraConfig.get().runtime.output_dir)
-
-
-def _is_sweep() -> bool:
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
-    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -188,17 +174,9 @@ def _report(error: Exception) -> None:
         traceback.print_exception(error)
 
 
-def _one_line(message: Warning | str, *_: Any, **__: Any) -> str:
+def one_line_warning(message: Warning | str, *_: Any, **__: Any) -> str:
     """Show a warning as what it says; the place in our code is of no use to its reader."""
     return f"warning: {message}\n"
-
-
-def _print_sweep() -> None:
-    print(f"\n{len(_outcomes)} jobs in {shown(_outcomes[0].folder.parent)}", file=sys.stderr)
-    for outcome in _outcomes:
-        loss = f"best val loss {outcome.val_loss:.4g}" if outcome.val_loss is not None else ""
-        reason = outcome.message.splitlines()[0] if outcome.message else loss
-        print(f"  {outcome.state:<12} {outcome.folder.name}  {reason}", file=sys.stderr)
 
 
 def compose_config(overrides: list[str], config_name: str = "train") -> DictConfig:

@@ -13,7 +13,6 @@ from gramgn.app._schema import check_entries
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.tracking import portable
 from gramgn.tracking.records import RunFolder, write_atomic
-from gramgn.training import FORMER_BEHAVIOUR
 
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
 LOCAL_FILE = "local.json"
@@ -43,6 +42,7 @@ class Job:
         folder: The run's folder.
         group: The sweep it belongs to.
         stored: The content of run.json if the run exists already and goes on; None for a new one.
+        git: The state of the code where that was looked up when the code was loaded; None: look now.
     """
 
     config: dict[str, Any]
@@ -51,15 +51,19 @@ class Job:
     folder: Path
     group: str | None = None
     stored: dict[str, Any] | None = None
+    git: dict[str, Any] | None = None
 
 
-def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path) -> Job:
+def resumed_job(
+    given: Mapping[str, Any], overrides: Sequence[str], folder: Path, git: dict[str, Any] | None = None
+) -> Job:
     """Return the job that continues the run in ``folder``.
 
     Args:
         given: The configuration of this start; only what may change is taken from it.
         overrides: This start's command line.
         folder: The run's folder.
+        git: See :class:`Job`.
 
     Raises:
         ConfigError: If the command line changes anything but epochs, device, threads and tracking; if the run
@@ -93,6 +97,7 @@ def resumed_job(given: Mapping[str, Any], overrides: Sequence[str], folder: Path
         folder=folder,
         group=stored.get("group"),
         stored=stored,
+        git=git,
     )
 
 
@@ -117,6 +122,9 @@ def _stored_run(folder: Path) -> dict[str, Any]:
 
 def _with_later_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded configuration with the settings that came after it, as they were then."""
+    # Not at the top: it needs torch, and a sweep that has nothing left to do gets by without.
+    from gramgn.training import FORMER_BEHAVIOUR
+
     trainer = config.get("trainer")
     return {**config, "trainer": FORMER_BEHAVIOUR | trainer if isinstance(trainer, dict) else trainer}
 

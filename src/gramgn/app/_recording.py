@@ -8,6 +8,7 @@ from typing import Any
 from gramgn.app._plan import Job
 from gramgn.app._repository import repository, shown
 from gramgn.app._schema import TrackingConfig
+from gramgn.app._sweep._tasks import OUTPUT_FILE
 from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.stopping import StopRequested
@@ -16,6 +17,8 @@ from gramgn.tracking.records import Row, RunFolder
 from gramgn.training import Clock, Diverged, Reporter, Trainer
 
 LOG_FILE = "log.txt"
+# In a new run's folder: the output of its process in a sweep, and what a start left that came to nothing.
+MAY_LIE_THERE = (OUTPUT_FILE, LOG_FILE, "wandb")
 
 
 class Recording:

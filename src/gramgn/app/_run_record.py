@@ -23,7 +23,7 @@ def first_record(
 ) -> dict[str, Any]:
     """Return run.json as it is written before any work, so that even a killed run says what it was."""
     config, _ = split_paths(job.config)
-    start = start_record() | {"git": git_state(repository())}
+    start = start_record() | {"git": job.git or git_state(repository())}
     stored = job.stored or {}
     return {
         "id": stored.get("id") or secrets.token_hex(8),

@@ -13,11 +13,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gramgn.errors import ConfigError, first_line, nearest
+from gramgn.errors import ConfigError, InputError, first_line, nearest
 
 TRACKING_MODES = ("offline", "online", "none")
 OBJECT_SECTIONS = ("dataset", "model", "optimizer")
 ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "recipe", "seed", "name", "init_from", "resume")
+# Of a whole sweep, and so of no run: it is not in run.json.
+SWEEP_ENTRIES = ("on_failure",)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class Recipe:
         depth: Depth of networks that have one.
         limit: Most images of data sets that have a limit.
         image_size: Pixels a side.
+        warm_start: Name of the data set whose networks experiments on this one start from.
+        warm_start_sweep: Folder name of the sweep that trained those networks; None: any run under ``outputs/``.
+        alpha_sweep: Folder name of the finished grid that the best alpha is taken from; None: the only one.
     """
 
     alpha: float | None = None
@@ -68,6 +73,9 @@ class Recipe:
     depth: int | None = None
     limit: int | None = None
     image_size: int | None = None
+    warm_start: str | None = None
+    warm_start_sweep: str | None = None
+    alpha_sweep: str | None = None
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
@@ -75,6 +83,7 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
     Raises:
         ConfigError: If values are missing (all are named together, H17) or a reference cannot be resolved.
+        InputError: What one of our own resolvers says, e.g. that no run is there to start from.
     """
     try:
         missing = sorted(OmegaConf.missing_keys(config))
@@ -83,10 +92,25 @@ def plain(config: DictConfig) -> dict[str, Any]:
             raise ConfigError(f"these values must be given: {', '.join(missing)}. For example: {examples}")
         container = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
+        if (own := _said_by_resolver(error)) is not None:
+            raise own from None
         where = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"the configuration cannot be resolved: {where}{first_line(error)}") from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
+
+
+def run_entries(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a resolved configuration without the entries that are of a whole sweep."""
+    return {key: value for key, value in container.items() if key not in SWEEP_ENTRIES}
+
+
+def _said_by_resolver(error: BaseException) -> InputError | None:
+    """Return our own error inside OmegaConf's: a resolver's message is not about how it was written."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, InputError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
 
 
 def check_entries(config: Mapping[str, Any]) -> None:
@@ -95,7 +119,7 @@ def check_entries(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: For an unknown key, with the nearest valid one; a section that is no section; a bad seed.
     """
-    check_keys("", config, ENTRIES)
+    check_keys("", config, (*ENTRIES, *SWEEP_ENTRIES))
     _check_complete("", config, ENTRIES)
     for section in (*OBJECT_SECTIONS, "trainer", "tracking", "recipe"):
         if not isinstance(config.get(section), Mapping):

@@ -1,4 +1,4 @@
-"""Data sets of images with one real target each: on-disk layouts, preparation, splits, loading.
+"""Data sets of images or vectors with one real target each: on-disk layouts, preparation, splits, loading.
 
 Importing this package needs numpy and Pillow, not torch. What draws images is resolved on first use
 (PEP 562).
@@ -13,10 +13,13 @@ from gramgn.data._afad import AFAD
 from gramgn.data._archive import unpack_afad
 from gramgn.data._dataset import ImageDataset
 from gramgn.data._decode import load_image
+from gramgn.data._digits import Digits
 from gramgn.data._retinamnist import RetinaMNIST
 from gramgn.data._rotation import Rotation
 from gramgn.data._rsna import RSNA
+from gramgn.data._sphere import Sphere
 from gramgn.data._types import Decoded, Index, Item, RegressionData, Unused
+from gramgn.data._vectors import VectorDataset
 
 if TYPE_CHECKING:
     from gramgn.data._contact_sheet import save_contact_sheet
@@ -27,6 +30,7 @@ __all__ = [
     "RSNA",
     "AFADSynthetic",
     "Decoded",
+    "Digits",
     "ImageDataset",
     "Index",
     "Item",
@@ -34,7 +38,9 @@ __all__ = [
     "RegressionData",
     "RetinaMNIST",
     "Rotation",
+    "Sphere",
     "Unused",
+    "VectorDataset",
     "load_image",
     "save_contact_sheet",
     "unpack_afad",

@@ -18,10 +18,11 @@ class RegressionData:
     Attributes:
         name: Name of the data set, e.g. ``"rsna"``.
         kind: ``"real"`` or ``"synthetic"``; synthetic figures may never pass as those of a real data set.
-        unit: Unit of the targets: ``"years"``, ``"months"``, ``"degrees"`` or ``"grade"``.
+        unit: Unit of the targets: ``"years"``, ``"months"``, ``"degrees"``, ``"grade"``, ``"digit"``,
+            or ``"1"`` for a plain number.
         images: uint8 ``[N, C, H, W]`` as stored (``C`` is 1 for grey), a read-only memory map,
             or an array in memory where ``limit`` chose some.
-            A class of a user's own may hand over float32 features ``[N, ...]``.
+            Vector data, and classes of a user's own, hand over floating-point features ``[N, ...]`` instead.
         targets: float64 ``[N]`` in ``unit``.
         split: ``[N]`` of ``"train"``, ``"val"`` or ``"test"``.
         keys: ``[N]`` stable names of the samples, the manifest's key.

@@ -90,6 +90,8 @@ def value_scale(comparison: Comparison, column: str) -> Scale | None:
     low, high = min(values) / 1.2, max(values) * 1.2
     if low < ceiling < high:
         high = ceiling
+    if is_standardised and 1.0 < high < 1.6:
+        high = 1.6  # room for the words above the line of the mean
     return Scale(_label(comparison, column), low, high, is_standardised)
 
 

@@ -1,86 +1,241 @@
-"""From run folders to figure files."""
+"""From runs to figure files: the paper's panels and page, and comparisons of whatever else was run."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.tracking.records import atomic_file
+from gramgn.tracking.records import write_atomic
 
+from ._cache import entry, is_fresh, read_inputs, write_inputs
 from ._draw import ERRORS, LOSSES, draw
-from ._group import compare
-from ._load import Run, load_runs
+from ._draw_page import draw_page
+from ._draw_panel import draw_panel
+from ._group import Comparison, compare
+from ._load import Loaded, load_runs
+from ._panels import FigureSet, Panel
+from ._run import digest
+from ._sort import figure_sets
 from ._style import house_style
 
 _KINDS = {"loss": LOSSES, "error": ERRORS}
+FORMATS = ("pdf", "png")
+_PNG_DPI = 200
 # Without these entries a file does not tell when and by which version it was made: same data, same bytes.
 _METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
 }
 
 
-def finished_runs(root: Path, *, report: Callable[[str], None] = say) -> list[Run]:
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that can be drawn.
+
+    Attributes:
+        stem: Its file name without ending, e.g. ``"fig1a-synthetic-laptop"``.
+        title: What it shows, in words.
+        panel: The paper's panel; ``None`` for the page and for comparisons.
+        figure_set: Name of its figure set; ``None`` for comparisons.
+        inputs: Hash of all that it shows.
+        draw: Draws it; ``None`` as result if there is nothing to show.
+    """
+
+    stem: str
+    title: str
+    panel: Panel | None
+    figure_set: str | None
+    inputs: str
+    draw: Callable[[], Figure | None]
+
+    def render(self, extension: str) -> bytes | None:
+        """Return the file's content, the same bytes each time on one machine.
+
+        Args:
+            extension: ``"pdf"``, ``"png"`` or ``"svg"``.
+
+        Returns:
+            The bytes, or ``None`` if there is nothing to show.
+        """
+        return self.render_all((extension,)).get(extension)
+
+    def render_all(self, extensions: tuple[str, ...]) -> dict[str, bytes]:
+        """Draw once and return the content of several files, by extension; empty if there is nothing to show."""
+        with house_style():
+            figure = self.draw()
+            if figure is None:
+                return {}
+            found = {}
+            # Laid out once, at the pixels of the PNG, not for each file as savefig does: that would double the time.
+            figure.set_dpi(_PNG_DPI)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+            for extension in extensions:
+                content = io.BytesIO()
+                _write(figure, extension, content)
+                found[extension] = content.getvalue()
+        return found
+
+
+def finished_runs(*roots: Path, report: Callable[[str], None] = say) -> Loaded:
     """Return the runs that can be shown, and report those that cannot.
 
     Args:
-        root: Folder to search, to any depth.
+        *roots: Folders to search, to any depth.
         report: Called with one line for each run left out.
 
     Raises:
         InputError: There is no run that can be shown; the message says how to make one.
     """
-    runs, omitted = load_runs(root)
-    for line in omitted:
+    loaded = load_runs(*roots)
+    for line in loaded.omitted:
         report(f"left out {line}")
-    if not runs:
+    if not loaded.runs:
         raise InputError(
-            f"no finished run under {Path(root).absolute()}. Make some with `make demo` (a few minutes), or "
+            f"no finished run under {loaded.source}. Make some with `make demo` (a few minutes), or "
             "one with `python train.py trainer=laptop`."
         )
-    return runs
+    return loaded
 
 
-def make_figures(root: Path, out: Path, *, report: Callable[[str], None] = say) -> list[Path]:
-    """Draw losses and errors against time and epochs, from whatever finished runs there are.
-
-    Two calls on one machine write the same bytes.
+def drawings(loaded: Loaded, *, report: Callable[[str], None] = say) -> list[Drawing]:
+    """Return all figures that runs give, without drawing them.
 
     Args:
-        root: Folder to search for runs, to any depth.
-        out: Folder for the PDF and PNG files; made if missing.
-        report: Called with one line for each run left out.
+        loaded: The runs.
+        report: Called with one line for each thing a panel leaves out, and where code versions are mixed.
+    """
+    sets, rest = figure_sets(loaded)
+    found: list[Drawing] = []
+    for figures in sets:
+        for note in figures.notes:
+            report(note)
+        found += _of_set(figures)
+    for comparison in compare(rest):
+        for kind, columns in _KINDS.items():
+            found.append(_of_comparison(comparison.legible(), kind, columns))
+    return found
+
+
+def make_figures(
+    loaded: Loaded, out: Path, *, force: bool = False, report: Callable[[str], None] = say
+) -> list[Path]:
+    """Draw the paper's panels and the comparisons of other runs as PDF and PNG.
+
+    Two calls on one machine write the same bytes. A figure whose files are there, from the same inputs and the
+    same code, is not drawn again.
+
+    Args:
+        loaded: The runs, of :func:`load_runs` or :func:`read_results`.
+        out: Folder for the files; made if missing.
+        force: Whether to draw everything.
+        report: Called with one line for what panels leave out, and for what is up to date.
 
     Returns:
-        The files, in the order they were written.
+        The files that were drawn, in the order they were written.
 
     Raises:
-        InputError: There is no run that can be shown, or a file cannot be written.
+        InputError: The folder cannot be made or written.
     """
+    _check_writable(out)
+    kept = read_inputs(out)
     written: list[Path] = []
-    comparisons = compare(finished_runs(root, report=report))
+    fresh = 0
+    for drawing in drawings(loaded, report=report):
+        paths = [out / f"{drawing.stem}.{extension}" for extension in FORMATS]
+        if not force and is_fresh(kept.get(drawing.stem), drawing.inputs, paths):
+            fresh += len(paths)
+            continue
+        contents = drawing.render_all(FORMATS)
+        if not contents:
+            continue
+        for path in paths:
+            write_atomic(path, contents[path.suffix[1:]])
+        kept[drawing.stem] = entry(drawing.inputs, paths)
+        # After each figure: a call that is stopped goes on where it was.
+        write_inputs(out, kept)
+        written += paths
+    if fresh:
+        report(f"{fresh} files in {out} are up to date")
+    return written
+
+
+def _of_set(figures: FigureSet) -> list[Drawing]:
+    inputs = {family: _inputs_of(figures, family) for family in ("afad", "rsna", "curves", "grid")}
+    found = [
+        Drawing(
+            f"{panel.key}-{figures.name}",
+            f"Figure {panel.number}",
+            panel,
+            figures.name,
+            digest([panel.key, inputs[panel.family], inputs["grid"] if panel.family == "curves" else ""]),
+            lambda panel=panel: draw_panel(panel, figures),  # type: ignore[misc]
+        )
+        for panel in figures.panels
+    ]
+    page = Drawing(
+        f"paper-{figures.name}",
+        "Figures 1 and 2 on one page",
+        None,
+        figures.name,
+        digest(["page", figures.name, inputs]),
+        lambda: draw_page(figures),
+    )
+    return [*found, page]
+
+
+def _inputs_of(figures: FigureSet, family: str) -> str:
+    cells: list[object] = []
+    if family == "grid" and figures.grid is not None:
+        cells = [[pair, cell.state] for pair, cell in sorted(figures.grid.cells.items())]
+    return digest([[run.fingerprint for run in figures.runs(family)], cells])
+
+
+def _of_comparison(comparison: Comparison, kind: str, columns: tuple[str, ...]) -> Drawing:
+    shown = [[curve.label, [run.fingerprint for run in curve.runs]] for curve in comparison.curves]
+    return Drawing(
+        f"{kind}-{comparison.stem}",
+        f"{kind.capitalize()}: {comparison.title}",
+        None,
+        None,
+        digest([kind, comparison.stem, comparison.title, comparison.num_hidden, shown]),
+        lambda: draw(comparison, columns),
+    )
+
+
+def _write(figure: Figure, extension: str, content: io.BytesIO) -> None:
+    metadata = _METADATA[extension]
+    if extension == "png":
+        figure.set_dpi(_PNG_DPI)
+        FigureCanvasAgg(figure).print_png(content, metadata=metadata)
+    elif extension == "pdf":
+        FigureCanvasPdf(figure).print_pdf(content, metadata=metadata)
+    else:
+        FigureCanvasSVG(figure).print_svg(content, metadata=metadata)
+
+
+def _check_writable(out: Path) -> None:
+    """Fail before any work if a file cannot be written."""
+    probe = out / ".write-test"
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {out.absolute()}: {error.strerror or error}") from error
-    for comparison in comparisons:
-        for kind, columns in _KINDS.items():
-            with house_style():
-                figure = draw(comparison, columns)
-                if figure is not None:
-                    written += _save(figure, out / f"{kind}-{comparison.stem}")
-    return written
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = []
-    for extension, metadata in _METADATA.items():
-        path = stem.with_name(f"{stem.name}.{extension}")
-        with atomic_file(path) as temporary:
-            figure.savefig(temporary, format=extension, metadata=metadata)
-        paths.append(path)
-    return paths
+    try:
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"cannot write into {out.absolute()}: {reason}; choose another with --out"
+        ) from error

@@ -44,9 +44,7 @@ def draw(comparison: Comparison, columns: Sequence[str]) -> Figure | None:
     unit_s, unit_name = time_unit(comparison)
     for row, (column, scale) in zip(panels, shown.items(), strict=True):
         for axes, seconds in zip(row, (unit_s, None), strict=True):
-            for curve, style in zip(comparison.curves, styles, strict=True):
-                _draw_finished(axes, curve, style, column, seconds)
-                _draw_diverged(axes, curve, style, column, seconds, scale.high)
+            draw_curves(axes, comparison.curves, styles, column, seconds, scale.high)
         scale.apply(list(row))
     for axes, name in zip(panels[-1], (f"training time ({unit_name})", "epoch"), strict=True):
         axes.set_xlabel(name)
@@ -56,13 +54,38 @@ def draw(comparison: Comparison, columns: Sequence[str]) -> Figure | None:
     return figure
 
 
+def draw_curves(
+    axes: Axes,
+    curves: Sequence[Curve],
+    styles: Sequence[LineStyle],
+    column: str,
+    unit_s: float | None,
+    high: float,
+) -> None:
+    """Draw one column of ``metrics.csv`` into a panel.
+
+    Args:
+        axes: The panel.
+        curves: What to draw.
+        styles: One for each curve.
+        column: The column.
+        unit_s: Seconds in the unit of the time axis; ``None`` draws against epochs.
+        high: Upper end of the vertical axis, where a line that leaves it gets its cross.
+    """
+    for curve, style in zip(curves, styles, strict=True):
+        _draw_finished(axes, curve, style, column, unit_s)
+        _draw_diverged(axes, curve, style, column, unit_s, high)
+
+
 def _draw_finished(axes: Axes, curve: Curve, style: LineStyle, column: str, unit_s: float | None) -> None:
     points = curve.points(column)
     if not points:
         return
     x, values = _positions(points, unit_s), [point.median for point in points]
-    marker = "o" if len(points) == 1 else None
-    axes.plot(x, values, color=style.color, linestyle=style.pattern, marker=marker, markersize=3, zorder=3)
+    (line,) = axes.plot(x, values, color=style.color, linestyle=style.pattern, zorder=3)
+    if len(points) == 1 or style.marked:
+        line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
+        line.set_markerfacecolor("white" if style.marked else style.color)
     if len(curve.finished) > 1:
         low, high = [point.low for point in points], [point.high for point in points]
         axes.fill_between(x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=2)
@@ -98,6 +121,23 @@ def _positions(points: Sequence[Point], unit_s: float | None) -> list[float]:
     return [point.epoch if unit_s is None else point.train_s / unit_s for point in points]
 
 
+def legend_handle(curve: Curve, style: LineStyle) -> Line2D:
+    """Return what stands for a curve in a legend.
+
+    Args:
+        curve: The curve.
+        style: Its style.
+    """
+    if not curve.finished:
+        return Line2D(
+            [], [], color=style.color, linestyle=style.pattern, linewidth=0.9, marker="x", markersize=6
+        )
+    handle = Line2D([], [], color=style.color, linestyle=style.pattern)
+    if style.marked:
+        handle.set(marker="o", markersize=3.2, markerfacecolor="white", markeredgewidth=0.9)
+    return handle
+
+
 def _add_texts(figure: Figure, comparison: Comparison, styles: Sequence[LineStyle]) -> None:
     figure.suptitle(comparison.title, fontsize=9)
     notes = []
@@ -105,9 +145,12 @@ def _add_texts(figure: Figure, comparison: Comparison, styles: Sequence[LineStyl
         notes.append("line: median over seeds; band: least to greatest")
     if any(curve.diverged for curve in comparison.curves):
         notes.append("×: diverged")
+    if comparison.num_hidden:
+        total = len(comparison.curves) + comparison.num_hidden
+        notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")
     time = f"time: training only, on {comparison.device}"
     legend = figure.legend(
-        [_handle(curve, style) for curve, style in zip(comparison.curves, styles, strict=True)],
+        [legend_handle(curve, style) for curve, style in zip(comparison.curves, styles, strict=True)],
         [curve.legend for curve in comparison.curves],
         loc="outside lower center",
         ncols=_legend_columns(comparison),
@@ -121,9 +164,3 @@ def _add_texts(figure: Figure, comparison: Comparison, styles: Sequence[LineStyl
 
 def _legend_columns(comparison: Comparison) -> int:
     return 2 if all(len(curve.legend) <= 45 for curve in comparison.curves) else 1
-
-
-def _handle(curve: Curve, style: LineStyle) -> Line2D:
-    if curve.finished:
-        return Line2D([], [], color=style.color, linestyle=style.pattern)
-    return Line2D([], [], color=style.color, linestyle=style.pattern, linewidth=0.9, marker="x", markersize=6)

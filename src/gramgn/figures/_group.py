@@ -6,11 +6,13 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ._load import Run
+from ._run import OTHER_SETTINGS, Run, as_number
+
+_MOST_CURVES = 12
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,16 @@ class Curve:
         optimizer: The optimizer's choice.
         model: The network's choice.
         runs: One for each seed.
+        is_ours: Whether it stands beside the paper's curves and is not one of them.
+        has_own_style: Whether it is drawn in the colour of its optimizer and network.
     """
 
     label: str
     optimizer: str
     model: str
     runs: tuple[Run, ...]
+    is_ours: bool = False
+    has_own_style: bool = True
 
     @property
     def finished(self) -> tuple[Run, ...]:
@@ -84,6 +90,7 @@ class Comparison:
         unit: Unit of the targets, e.g. ``"months"``.
         standardised: Whether a loss of 1 means predicting the mean.
         curves: Sorted by label.
+        num_hidden: Curves that were left out, because no eye can follow so many.
     """
 
     stem: str
@@ -92,6 +99,15 @@ class Comparison:
     unit: str
     standardised: bool
     curves: tuple[Curve, ...]
+    num_hidden: int = 0
+
+    def legible(self) -> Comparison:
+        """Return this with at most 12 curves: those that end with the least training loss."""
+        if len(self.curves) <= _MOST_CURVES:
+            return self
+        ranked = sorted(self.curves, key=_end)[:_MOST_CURVES]
+        kept = tuple(curve for curve in self.curves if curve in ranked)
+        return replace(self, curves=kept, num_hidden=len(self.curves) - len(kept))
 
 
 def seed_points(runs: tuple[Run, ...], column: str) -> list[Point]:
@@ -127,7 +143,7 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
     Returns:
         One comparison for each data set, image size, number of images, scale and device, sorted by name.
     """
-    groups = _by(runs, _figure_key)
+    groups = group_by(runs, _figure_key)
     names = {key: _stem(group[0]) for key, group in groups.items()}
     comparisons = []
     for key, group in groups.items():
@@ -139,28 +155,60 @@ def compare(runs: Iterable[Run]) -> list[Comparison]:
     return sorted(comparisons, key=lambda comparison: comparison.stem)
 
 
-def _comparison(stem: str, runs: list[Run]) -> Comparison:
-    curves: list[Curve] = []
-    for same_label in _by(runs, lambda run: run.label).values():
-        curves += _curves(same_label)
+def group_by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    """Return runs by key, in the order in which the keys come.
+
+    Args:
+        runs: Any runs.
+        key: What runs of one group have in common.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def comparison_of(stem: str, title: str, runs: Sequence[Run], curves: Iterable[Curve]) -> Comparison:
+    """Return curves with what they have in common.
+
+    Args:
+        stem: Start of the file names.
+        title: What the figure says of its data.
+        runs: Runs on the same data and device; the first stands for all.
+        curves: Curves of these runs, in the order of the legend.
+    """
     first = runs[0]
     trainer = first.part("config").get("trainer") or {}
     return Comparison(
         stem=stem,
-        title=_title(first),
-        device=str(first.part("device").get("name") or "unknown device"),
+        title=title,
+        device=device_name(first),
         unit=str(first.part("dataset").get("unit") or "units of the target"),
         standardised=bool(trainer.get("standardize_targets", True)),
-        curves=tuple(sorted(curves, key=lambda curve: curve.label)),
+        curves=tuple(curves),
     )
+
+
+def device_name(run: Run) -> str:
+    """Return the device that a run's times were measured on."""
+    return str(run.part("device").get("name") or "unknown device")
+
+
+def _comparison(stem: str, runs: list[Run]) -> Comparison:
+    curves: list[Curve] = []
+    for same_label in group_by(runs, lambda run: run.label).values():
+        curves += _curves(same_label)
+    return comparison_of(stem, _title(runs[0]), runs, sorted(curves, key=lambda curve: curve.label))
 
 
 def _curves(runs: list[Run]) -> list[Curve]:
     """Return one curve for each setting; where there are several, their labels say in what they differ."""
-    by_setting = list(_by(runs, lambda run: json.dumps(run.settings, sort_keys=True, default=str)).values())
+    by_setting = list(group_by(runs, lambda run: run.setting_key()).values())
     settings = [group[0].settings for group in by_setting]
     names = sorted({name for found in settings for name in found})
-    differing = [name for name in names if len({repr(found.get(name)) for found in settings}) > 1]
+    differing = [name for name in names if len({repr(as_number(found.get(name))) for found in settings}) > 1]
+    if len(differing) > 1 and OTHER_SETTINGS in differing:
+        differing.remove(OTHER_SETTINGS)
     curves = []
     for group, found in zip(by_setting, settings, strict=True):
         parts = [group[0].label, *(f"{_short(name)} {_text(found.get(name))}" for name in differing)]
@@ -170,39 +218,38 @@ def _curves(runs: list[Run]) -> list[Curve]:
 
 
 def _figure_key(run: Run) -> str:
-    dataset, trainer = run.part("dataset"), run.part("config").get("trainer") or {}
-    parts = [dataset.get(key) for key in ("name", "kind", "image_size", "manifest_sha256")]
-    used = (dataset.get("summary") or {}).get("used")
-    parts += [used, trainer.get("scale"), trainer.get("standardize_targets"), run.part("device").get("name")]
-    return json.dumps(parts)
+    trainer = run.part("config").get("trainer") or {}
+    return json.dumps([run.data_key, run.scale, trainer.get("standardize_targets"), device_name(run)])
 
 
 def _stem(run: Run) -> str:
-    dataset, trainer = run.part("dataset"), run.part("config").get("trainer") or {}
-    parts = [dataset.get("name"), dataset.get("image_size"), trainer.get("scale")]
-    text = "-".join(str(part) for part in parts if part)
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text) or "runs"
+    dataset = run.part("dataset")
+    parts = [dataset.get("name"), dataset.get("image_size"), run.scale]
+    return file_name("-".join(str(part) for part in parts if part)) or "runs"
+
+
+def file_name(text: str) -> str:
+    """Return a text with all but letters, digits and ``-_.`` replaced."""
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
 
 
 def _title(run: Run) -> str:
-    dataset, trainer = run.part("dataset"), run.part("config").get("trainer") or {}
+    dataset = run.part("dataset")
     parts = [str(dataset.get("name") or "unnamed data")]
     if dataset.get("kind") == "synthetic":
         parts.append("SYNTHETIC images")
     if size := dataset.get("image_size"):
         parts.append(f"{size}×{size} pixels")
-    if used := (dataset.get("summary") or {}).get("used"):
-        parts.append(f"{used:,} images")
-    if scale := trainer.get("scale"):
-        parts.append(f"{scale} scale")
+    if run.num_images:
+        parts.append(f"{run.num_images:,} images")
+    if run.scale:
+        parts.append(f"{run.scale} scale")
     return ", ".join(parts)
 
 
-def _by(runs: Iterable[Run], key: Any) -> dict[str, list[Run]]:
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return groups
+def _end(curve: Curve) -> tuple[bool, float, str]:
+    points = curve.points("train_loss")
+    return not points, points[-1].median if points else math.inf, curve.label
 
 
 def _last_epoch(run: Run) -> int:
@@ -214,4 +261,5 @@ def _short(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:.6g}" if is_number else str(value)

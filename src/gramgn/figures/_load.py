@@ -3,142 +3,112 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import Row, RunFolder, find_runs
+from gramgn.tracking.records import RunFolder, find_runs
 
-OPTIMIZER_NAMES = {
-    "ggn": "GGN",
-    "ggn_spring": "GGN, SPRING",
-    "ggn_lm": "GGN, LM damping",
-    "sgd": "SGD",
-    "adamw": "AdamW",
-    "muon": "Muon",
-}
-MODEL_NAMES = {"resnet_fixup": "ResNetFixup", "resnet_bn": "ResNetBN", "resnet_gn": "ResNetGN"}
+from ._planned import planned_cells
+from ._run import Run
+from ._shape import check_shape
 
-# Entries of a configuration that do not make it another experiment.
-_NOT_SETTINGS = {
-    "seed",
-    "name",
-    "resume",
-    "tracking",
-    "recipe",
-    "trainer.scale",
-    "trainer.device",
-    "trainer.threads",
-    "trainer.deterministic",
-    "dataset.root",
-    "dataset.prepared_root",
-    "dataset.workers",
-}
+SHOWN = ("done", "diverged")
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run that can be shown.
+class Loaded:
+    """What was found.
 
     Attributes:
-        path: Its folder, relative to the searched one.
-        record: The content of ``run.json``.
-        rows: The rows of ``metrics.csv``.
+        runs: The runs that can be shown, ordered by path.
+        unfinished: Runs that failed, were stopped or killed, or are still running, without their rows; only
+            those that no finished run of the same setting and seed has replaced. A grid marks their cells.
+        omitted: For each run left out ``"<path>: <why>"``.
+        source: Where was looked, for messages.
+        waiting: Cells of a grid that its sweep has not begun.
     """
 
-    path: str
-    record: Mapping[str, Any]
-    rows: list[Row]
-
-    @property
-    def optimizer(self) -> str:
-        """Name of the optimizer's choice, e.g. ``"ggn"``."""
-        return str(self.part("optimizer").get("name", "?"))
-
-    @property
-    def model(self) -> str:
-        """Name of the network's choice, e.g. ``"resnet_fixup"``."""
-        return str(self.part("model").get("name", "?"))
-
-    @property
-    def label(self) -> str:
-        """What was trained with what, e.g. ``"GGN on ResNetFixup"``."""
-        optimizer = OPTIMIZER_NAMES.get(self.optimizer, self.optimizer)
-        return f"{optimizer} on {MODEL_NAMES.get(self.model, self.model)}"
-
-    @property
-    def seed(self) -> str:
-        """The seed, as text."""
-        return str(self.record.get("seed"))
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the run ended by a non-finite loss or step."""
-        return self.record["state"] == "diverged"
-
-    @property
-    def began(self) -> str:
-        """UTC time of the first start, as text that sorts."""
-        starts = self.record.get("starts") or [{}]
-        return str(starts[0].get("time_utc", ""))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Everything that makes this another experiment than its neighbour, by dotted name; not the seed."""
-        found = {key: value for key, value in _flat(self.part("config")).items() if not _is_incidental(key)}
-        if self.part("device").get("kind") == "cpu":
-            found["threads"] = self.record.get("threads")
-        return found
-
-    def part(self, name: str) -> Mapping[str, Any]:
-        """Return an entry of ``run.json`` that is itself a mapping; empty where it is missing."""
-        value = self.record.get(name)
-        return value if isinstance(value, Mapping) else {}
+    runs: tuple[Run, ...]
+    unfinished: tuple[Run, ...]
+    omitted: tuple[str, ...]
+    source: str
+    waiting: tuple[Run, ...] = ()
 
 
-def load_runs(root: Path) -> tuple[list[Run], list[str]]:
-    """Read all finished runs under a folder.
+def load_runs(*roots: Path) -> Loaded:
+    """Read all runs under some folders.
 
     A run is shown if it is done or diverged and its metrics are whole. Of several runs with the same settings
     and seed the newest is shown.
 
     Args:
-        root: Folder to search, to any depth.
-
-    Returns:
-        The runs, ordered by path; and for each run left out ``"<path>: <why>"``.
+        *roots: Folders to search, to any depth. Paths are relative to the folder they have in common.
     """
+    base = Path(os.path.commonpath([Path(root).absolute() for root in roots]))
+    folders = {folder.path: folder for root in roots for folder in find_runs(root)}
     runs: list[Run] = []
+    unfinished: list[Run] = []
     omitted: list[str] = []
-    for folder in find_runs(root):
-        name = folder.path.relative_to(Path(root).absolute()).as_posix()
+    begun: dict[Path, Run] = {}
+    for path in sorted(folders):
+        name = path.relative_to(base).as_posix()
         try:
-            runs.append(_load(folder, name))
+            record = folders[path].read_run()
+            check_shape(record)
+            begun[path] = Run(name, record, [])
+            if record["state"] not in SHOWN:
+                unfinished.append(begun[path])
+                raise InputError(_why_unfinished(record))
+            runs.append(_load(folders[path], name, record))
         except InputError as error:
             omitted.append(f"{name}: {error}")
+    waiting: list[Run] = []
+    try:
+        waiting = planned_cells(begun)
+    except InputError as error:
+        omitted.append(f"cells that have not begun: {error}")
+    source = ", ".join(str(Path(root).absolute()) for root in roots)
+    return replace(keep_newest(runs, unfinished, omitted, source), waiting=tuple(waiting))
+
+
+def keep_newest(
+    runs: Iterable[Run], unfinished: Iterable[Run], omitted: Iterable[str], source: str
+) -> Loaded:
+    """Leave out runs that were repeated later with the same settings and seed.
+
+    Args:
+        runs: Finished runs.
+        unfinished: Runs that did not finish.
+        omitted: Lines about runs that were left out before.
+        source: Where the runs are from, for messages.
+    """
     newest: dict[str, Run] = {}
+    lines = list(omitted)
     for run in sorted(runs, key=lambda run: (run.began, run.path)):
-        key = json.dumps([run.label, run.seed, _data_key(run), run.settings], sort_keys=True, default=str)
+        key = _key(run)
         if key in newest:
-            omitted.append(f"{newest[key].path}: repeated later by {run.path}")
+            lines.append(f"{newest[key].path}: repeated later by {run.path}")
         newest[key] = run
-    return sorted(newest.values(), key=lambda run: run.path), sorted(omitted)
+    finished = {_key(run, with_data=False) for run in newest.values()}
+    left = [run for run in unfinished if _key(run, with_data=False) not in finished]
+    ordered = sorted(newest.values(), key=lambda run: run.path)
+    return Loaded(tuple(ordered), tuple(left), tuple(sorted(lines)), source)
 
 
-def _load(folder: RunFolder, name: str) -> Run:
-    record = folder.read_run()
-    state = record["state"]
-    if state not in ("done", "diverged"):
-        raise InputError(_why_unfinished(record))
-    if not folder.metrics_csv.is_file():
-        raise InputError("its metrics.csv is missing")
-    torn: list[str] = []
-    rows = folder.read_metrics(report=torn.append)
-    if torn:
-        raise InputError("its metrics.csv is cut in mid-line")
-    run = Run(name, record, rows)
+def check(run: Run) -> Run:
+    """Return a finished run if it can be shown.
+
+    Args:
+        run: A run that is done or diverged.
+
+    Raises:
+        InputError: Its record or its rows do not tell what a figure must say; the message says which.
+    """
+    rows = run.rows
     if run.part("dataset").get("kind") not in ("real", "synthetic"):
         raise InputError("its run.json does not say whether its data is real or synthetic")
     if [row["epoch"] for row in rows] != sorted({row["epoch"] for row in rows}, key=lambda epoch: epoch or 0):
@@ -147,33 +117,33 @@ def _load(folder: RunFolder, name: str) -> Run:
         raise InputError("its metrics.csv has seconds below zero")
     epochs = (run.part("config").get("trainer") or {}).get("epochs")
     last = rows[-1]["epoch"] if rows else 0
-    if state == "done" and (not rows or (isinstance(epochs, int) and last != epochs)):
+    if not run.diverged and (not rows or (isinstance(epochs, int) and last != epochs)):
         raise InputError(f"its metrics.csv ends at epoch {last} of {epochs}")
     return run
 
 
+def _load(folder: RunFolder, name: str, record: Mapping[str, Any]) -> Run:
+    if not folder.metrics_csv.is_file():
+        raise InputError("its metrics.csv is missing")
+    torn: list[str] = []
+    rows = folder.read_metrics(report=torn.append)
+    if torn:
+        raise InputError("its metrics.csv is cut in mid-line")
+    return check(Run(name, record, rows))
+
+
 def _why_unfinished(record: Mapping[str, Any]) -> str:
     error = record.get("error")
-    message = error.get("message") if isinstance(error, Mapping) else None
+    message = str(error.get("message") or "").strip() if isinstance(error, Mapping) else ""
     if record["state"] == "running":
         return "not finished (still running, or killed)"
-    return f"{record['state']}" + (f" ({str(message).splitlines()[0]})" if message else "")
+    return f"{record['state']}" + (f" ({message.splitlines()[0]})" if message else "")
 
 
-def _data_key(run: Run) -> list[Any]:
-    dataset = run.part("dataset")
-    return [dataset.get("name"), dataset.get("image_size"), dataset.get("manifest_sha256")]
-
-
-def _is_incidental(key: str) -> bool:
-    return key in _NOT_SETTINGS or key.split(".")[0] in _NOT_SETTINGS
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+def _key(run: Run, *, with_data: bool = True) -> str:
+    """Return what a repetition of a run has in common with it; an unfinished one may not know its data yet."""
+    data = run.data_key if with_data else str(run.part("dataset").get("name"))
+    device = run.part("device").get("name")
+    # Three seeds by sweep=seeds are what the same seeds one by one are.
+    sweep = None if run.sweep == "seeds" else run.sweep
+    return json.dumps([run.setting_key(), run.seed, run.scale, run.experiment, sweep, data, device])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -39,7 +40,6 @@ _SETTINGS: dict[Any, Any] = {
     "lines.linewidth": 1.5,
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
     # TrueType, not Type 3: publishers ask for it, and text in the PDF can be selected.
     "pdf.fonttype": 42,
     "svg.hashsalt": "gramgn",
@@ -53,10 +53,12 @@ class LineStyle:
     Attributes:
         color: As hexadecimal RGB.
         dashes: On and off lengths in line widths; empty for a solid line.
+        marked: Whether hollow circles stand on the line: it is ours, not the paper's.
     """
 
     color: str
     dashes: tuple[float, ...]
+    marked: bool = False
 
     @property
     def pattern(self) -> Any:
@@ -72,6 +74,7 @@ _FIXED = {
     ("ggn", "resnet_gn"): LineStyle(_GREEN, (4, 1.2, 1, 1.2)),
     ("adamw", "resnet_bn"): LineStyle(_PURPLE, (7, 2)),
     ("sgd", "resnet_gn"): LineStyle(_SKY, (2, 1)),
+    ("ggn_spring", "resnet_gn"): LineStyle(_BLACK, (4, 1.2, 1, 1.2)),
 }
 
 
@@ -81,19 +84,28 @@ def line_styles(curves: Sequence[Curve]) -> list[LineStyle]:
     Args:
         curves: The curves of one figure.
     """
-    used: list[LineStyle] = []
-    for curve in curves:
-        style = _FIXED.get((curve.optimizer, curve.model))
-        if style is None or style in used:
-            reserved = [*used, *_FIXED.values()]
-            spare = (
-                LineStyle(color, _DASHES[(shift + place) % len(_DASHES)])
-                for shift in range(len(_DASHES))
-                for place, color in enumerate(_SPARE)
-            )
-            style = next((one for one in spare if one not in reserved), LineStyle(_BLACK, ()))
-        used.append(style)
-    return used
+    used: dict[int, LineStyle] = {}
+    for place, curve in enumerate(curves):
+        style = _FIXED.get((curve.optimizer, curve.model)) if curve.has_own_style else None
+        if style is not None and style not in used.values():
+            used[place] = style
+    for place in range(len(curves)):
+        if place not in used:
+            used[place] = _spare_style(list(used.values()))
+    ordered = [used[place] for place in range(len(curves))]
+    return [replace(style, marked=curve.is_ours) for curve, style in zip(curves, ordered, strict=True)]
+
+
+def _spare_style(used: Sequence[LineStyle]) -> LineStyle:
+    """Return a style that nothing has, of the dashes and then of the colour that the fewest lines have.
+
+    Dashes come first: grey print leaves nothing else to tell two lines apart.
+    """
+    dashes, colors = Counter(style.dashes for style in used), Counter(style.color for style in used)
+    reserved = {*used, *_FIXED.values()}
+    spare = [LineStyle(color, pattern) for pattern in _DASHES for color in _SPARE]
+    spare = [style for style in spare if style not in reserved] or [LineStyle(_BLACK, ())]
+    return min(spare, key=lambda style: (dashes[style.dashes], colors[style.color]))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from gramgn.tracking.records import Row
 
 from ._group import Comparison, Curve, compare
-from ._load import Run
+from ._run import Run
 
 _WIDTH = 80
 _LABEL = 20

@@ -2,15 +2,28 @@
 
 from ._mirror import MODES, WandbMirror
 from ._provenance import git_state, portable, processor_name, start_record, versions
-from ._upload import upload_run
+from ._summary import log_summary, upload_summary
+from ._sweep_table import SweepTable, sweep_table
+from ._upload import Upload, UploadOptions, unreachable, upload_run
+from ._upload_all import find_uploads, upload_all, upload_table
 
 __all__ = [
     "MODES",
+    "SweepTable",
+    "Upload",
+    "UploadOptions",
     "WandbMirror",
+    "find_uploads",
     "git_state",
+    "log_summary",
     "portable",
     "processor_name",
     "start_record",
+    "sweep_table",
+    "unreachable",
+    "upload_all",
     "upload_run",
+    "upload_summary",
+    "upload_table",
     "versions",
 ]

@@ -17,12 +17,11 @@ from typing import Any
 from gramgn.errors import ConfigError, nearest
 from gramgn.progress import say
 
-from ._wandb import bounded, one_line, open_run
+from ._sent import Target, mark_sent, run_digest
+from ._wandb import FINISH_GRACE_S, bounded, one_line, open_anew, open_run
 from .records import Row, RunFolder, write_atomic
 
 MODES = ("offline", "online", "none")
-# W&B keeps the limit of finish itself; this much later we stop waiting, should it hang before it gets there.
-_GRACE_S = 5.0
 # What is worth seeing against the clock; by_epoch/* has every column.
 _BY_TIME = ("train_loss", "train_eval_loss", "val_loss", "test_loss", "train_mae", "val_mae", "test_mae")
 
@@ -44,7 +43,8 @@ class WandbMirror:
         *,
         unit: str = "",
         finish_timeout_s: float = 30.0,
-        files: Path | None = None,
+        keeps_marks: bool = True,
+        target: Target | None = None,
     ) -> None:
         self.mode = mode
         self.run_id = run_id
@@ -52,7 +52,10 @@ class WandbMirror:
         self._run = run
         self._unit = unit
         self._finish_s = finish_timeout_s
-        self._marker = (files or folder.path) / "wandb" / "mirrored.json"
+        self._target = target
+        self._sent = 0
+        # An upload sends all rows in one go and is repeated as a whole: it need not know what it sent before.
+        self._marker = folder.path / "wandb" / "mirrored.json" if keeps_marks else None
 
     @classmethod
     def start(
@@ -66,8 +69,6 @@ class WandbMirror:
         group: str | None = None,
         job_type: str | None = None,
         run_id: str | None = None,
-        resume: bool = True,
-        files: Path | None = None,
         init_timeout_s: float = 15.0,
         finish_timeout_s: float = 30.0,
     ) -> WandbMirror:
@@ -84,10 +85,8 @@ class WandbMirror:
             project: W&B project.
             entity: W&B team or user; ``None`` is the account's default.
             group: The sweep this job belongs to.
-            job_type: The kind of job, e.g. ``"train"``.
+            job_type: The kind of job; here the optimizer's name, e.g. ``"ggn"``.
             run_id: The id to continue, from ``run.json`` of the run that is resumed; ``None`` for a new one.
-            resume: With a ``run_id``: append to what the server has of it, or (``False``) replace that.
-            files: Where W&B's own folder ``wandb`` goes; ``None`` is the run folder.
             init_timeout_s: Longest wait for each of the two steps of going online, in seconds.
             finish_timeout_s: Longest wait for uploads at the end, in seconds.
 
@@ -100,22 +99,62 @@ class WandbMirror:
             )
         if mode == "none":
             return cls(folder, None, "none")
-        options = {
-            "project": project,
-            "entity": entity,
-            "run_group": group,
-            "run_job_type": job_type,
-            "run_name": run.get("name") or folder.path.name,
-            "init_timeout": init_timeout_s,
-            "finish_timeout": finish_timeout_s,
-        }
-        wanted, resumed = run_id or secrets.token_hex(4), resume and run_id is not None
-        root = files or folder.path
-        handle, mode = open_run(folder.path, root, run, mode, wanted, options, resumed=resumed)
+        target = Target(mode, project, entity, group)
+        options = _options(folder, run, target, job_type, init_timeout_s, finish_timeout_s)
+        wanted = run_id or secrets.token_hex(4)
+        handle, mode = open_run(
+            folder.path, folder.path, run, mode, wanted, options, resumed=run_id is not None
+        )
         if handle is None:
             return cls(folder, None, "none")
-        unit = str((run.get("dataset") or {}).get("unit") or "")
-        return cls(folder, handle, mode, wanted, unit=unit, finish_timeout_s=finish_timeout_s, files=files)
+        return cls(
+            folder,
+            handle,
+            mode,
+            wanted,
+            unit=_unit(run),
+            finish_timeout_s=finish_timeout_s,
+            target=target,
+        )
+
+    @classmethod
+    def replace(
+        cls,
+        folder: RunFolder,
+        run: Mapping[str, Any],
+        target: Target,
+        run_id: str,
+        *,
+        files: Path,
+        init_timeout_s: float,
+        finish_timeout_s: float,
+    ) -> WandbMirror:
+        """Open a W&B run that takes the place of whatever there is under its id.
+
+        Args:
+            folder: The run folder.
+            run: The content of ``run.json``.
+            target: Where it is sent.
+            run_id: The id.
+            files: Where W&B's own folder ``wandb`` goes.
+            init_timeout_s: Longest wait for W&B, in seconds.
+            finish_timeout_s: Longest wait for uploads at the end, in seconds.
+
+        Raises:
+            Exception: Whatever W&B raised: there is no falling back to another mode.
+        """
+        job_type = (run.get("optimizer") or {}).get("name")
+        options = _options(folder, run, target, job_type, init_timeout_s, finish_timeout_s)
+        handle = open_anew(files, run, target.mode, run_id, options)
+        return cls(
+            folder,
+            handle,
+            target.mode,
+            run_id,
+            unit=_unit(run),
+            finish_timeout_s=finish_timeout_s,
+            keeps_marks=False,
+        )
 
     def __enter__(self) -> WandbMirror:
         return self
@@ -143,23 +182,28 @@ class WandbMirror:
 
         Returns:
             How many were sent.
+
+        Raises:
+            Exception: Of a mirror made by :meth:`replace`, whatever W&B raised; of others nothing, it is said.
         """
-        sent = 0
+        before = self._sent
         if self._run is None:
-            return sent
+            return 0
         try:
             last = self._last_epoch()
             for row in rows:
                 epoch = int(row["epoch"] or 0)
                 if last is None or epoch > last:
                     # Marked before it is sent: a kill in between loses a point on the dashboard, which
-                    # scripts/upload_run.py can mend, instead of showing an epoch twice.
+                    # scripts/upload_runs.py can mend, instead of showing an epoch twice.
                     self._mark(epoch)
                     self._run.log(self._values(row))
-                    last, sent = epoch, sent + 1
+                    last, self._sent = epoch, self._sent + 1
         except Exception as error:
+            if self._marker is None:
+                raise
             self._give_up("logging", error)
-        return sent
+        return self._sent - before
 
     def finish(
         self, exit_code: int = 0, error: str | None = None, best: Mapping[str, Any] | None = None
@@ -182,7 +226,8 @@ class WandbMirror:
             values |= {"error": error} if error else {}
             if values:
                 run.summary.update(values)
-            bounded(lambda: run.finish(exit_code=exit_code), self._finish_s + _GRACE_S)
+            bounded(lambda: run.finish(exit_code=exit_code), self._finish_s + FINISH_GRACE_S)
+            self._mark_complete()
         except Exception as problem:
             return f"W&B: closing the run failed ({one_line(problem)}). {self._upload_later()}"
         return None
@@ -199,13 +244,26 @@ class WandbMirror:
         return values
 
     def _last_epoch(self) -> int | None:
-        if not self._marker.is_file():
+        if self._marker is None or not self._marker.is_file():
             return None
         marked = json.loads(self._marker.read_text(encoding="utf-8"))
         return int(marked["epoch"]) if marked["run_id"] == self.run_id else None
 
     def _mark(self, epoch: int) -> None:
-        write_atomic(self._marker, json.dumps({"run_id": self.run_id, "epoch": epoch}) + "\n")
+        if self._marker is not None:
+            write_atomic(self._marker, json.dumps({"run_id": self.run_id, "epoch": epoch}) + "\n")
+
+    def _mark_complete(self) -> None:
+        """Note that the server has the whole run, so that an upload later need not send it again.
+
+        Only what this one start sent is known to have arrived: of a run that was resumed, nothing is noted.
+        """
+        if self.mode != "online" or self._target is None:
+            return
+        rows = self._folder.read_metrics()
+        if self._sent == len(rows):
+            digest = run_digest(self._target, self._folder.read_run(), rows)
+            mark_sent(self._folder.path, self.mode, digest)
 
     def _give_up(self, doing: str, error: Exception) -> None:
         run, self._run = self._run, None
@@ -214,4 +272,27 @@ class WandbMirror:
             bounded(lambda: run.finish(exit_code=1), self._finish_s)
 
     def _upload_later(self) -> str:
-        return f"All records are on disk; to upload them: python scripts/upload_run.py {self._folder.path}"
+        return f"All records are on disk; to upload them: python scripts/upload_runs.py {self._folder.path}"
+
+
+def _options(
+    folder: RunFolder,
+    run: Mapping[str, Any],
+    target: Target,
+    job_type: str | None,
+    init_timeout_s: float,
+    finish_timeout_s: float,
+) -> dict[str, Any]:
+    return {
+        "project": target.project,
+        "entity": target.entity,
+        "run_group": target.group,
+        "run_job_type": job_type,
+        "run_name": run.get("name") or folder.path.name,
+        "init_timeout": init_timeout_s,
+        "finish_timeout": finish_timeout_s,
+    }
+
+
+def _unit(run: Mapping[str, Any]) -> str:
+    return str((run.get("dataset") or {}).get("unit") or "")

@@ -5,14 +5,20 @@ The only module that imports wandb, and only inside functions: without W&B every
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gramgn.progress import say
 
 T = TypeVar("T")
+
+# Seconds beyond W&B's own limits (init: it adds ten of grace itself) after which we stop waiting.
+INIT_GRACE_S = 12.0
+FINISH_GRACE_S = 5.0
 
 
 def open_run(
@@ -39,7 +45,7 @@ def open_run(
     Returns:
         The W&B run, or ``None`` if even offline failed; and the mode it is in, ``"none"`` in that case.
     """
-    problem = _online_problem(options["init_timeout"]) if mode == "online" else None
+    problem = online_problem(options["init_timeout"]) if mode == "online" else None
     for attempt in ("online", "offline"):
         if attempt == "online" and (mode != "online" or problem):
             continue
@@ -49,10 +55,67 @@ def open_run(
             problem = one_line(error)
             continue
         if problem:
-            say(f"W&B: working offline, because {problem}. To upload: python scripts/upload_run.py {folder}")
+            say(f"W&B: working offline, because {problem}. To upload: python scripts/upload_runs.py {folder}")
         return handle, attempt
     say(f"W&B: no mirror of this run ({problem}); its records in {folder} are complete without it.")
     return None, "none"
+
+
+def open_anew(files: Path, run: Mapping[str, Any], mode: str, run_id: str, options: Mapping[str, Any]) -> Any:
+    """Open a W&B run that replaces what there is of that id, in this mode or not at all.
+
+    Args:
+        files: Where W&B makes its folder ``wandb``.
+        run: The content of ``run.json``, or what a sweep's summary puts in its place.
+        mode: ``"offline"`` or ``"online"``; for online see first that :func:`online_problem` finds none.
+        run_id: The id of the run.
+        options: As for :func:`open_run`.
+
+    Raises:
+        Exception: Whatever W&B raised, or TimeoutError.
+    """
+    return _init(files, run, mode, run_id, options, resumed=False)
+
+
+def log_media(
+    run: Any,
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[Any]]]],
+    images: Mapping[str, Path],
+    staging: Path,
+) -> None:
+    """Log tables and images as one history row.
+
+    Args:
+        run: The W&B run.
+        tables: Columns and rows by key.
+        images: PNG files by key.
+        staging: Where W&B keeps a second copy of every table until it is uploaded; made if missing. It must
+            stay until the run is closed (online) or synchronised (offline).
+    """
+    import wandb
+
+    values: dict[str, Any] = {
+        key: wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        for key, (columns, rows) in tables.items()
+    }
+    values |= {key: wandb.Image(str(path)) for key, path in images.items()}
+    staging.mkdir(parents=True, exist_ok=True)
+    with _data_dir(staging):
+        run.log(values)
+
+
+@contextmanager
+def _data_dir(folder: Path) -> Iterator[None]:
+    """Have W&B stage its artifacts in a folder of ours: by default they pile up in the user's home."""
+    before = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("WANDB_DATA_DIR", None)
+        else:
+            os.environ["WANDB_DATA_DIR"] = before
 
 
 def bounded(function: Callable[[], T], limit_s: float) -> T:
@@ -91,8 +154,12 @@ def one_line(error: BaseException) -> str:
     return (text[:157] + "...") if len(text) > 160 else (text or type(error).__name__)
 
 
-def _online_problem(limit_s: float) -> str | None:
-    """Return why online cannot work, or ``None``. Logging in twice is harmless, a second late run is not."""
+def online_problem(limit_s: float) -> str | None:
+    """Return why online cannot work, or ``None``. Logging in twice is harmless, a second late run is not.
+
+    Args:
+        limit_s: Seconds to wait for the server.
+    """
 
     def login() -> bool:
         import wandb
@@ -141,11 +208,9 @@ def _init(
         x_disable_stats=True,
         x_save_requirements=False,
     )
-    # W&B keeps its own limit (init_timeout and ten seconds of grace); ours holds if it hangs elsewhere.
-    limit_s = options["init_timeout"] + 12.0
     handle = bounded(
         lambda: wandb.init(config=dict(run.get("config") or {}), settings=settings, reinit="create_new"),
-        limit_s,
+        options["init_timeout"] + INIT_GRACE_S,
     )
     for family, axis in (("by_epoch", "epoch"), ("by_time", "train_s")):
         handle.define_metric(f"{family}/{axis}")

@@ -120,7 +120,7 @@ class RunFolder:
         if run.get("state") not in STATES:
             raise ValueError(f"state {run.get('state')!r} is not one of {', '.join(STATES)}")
         content = {"format": FORMAT, **{key: value for key, value in run.items() if key != "format"}}
-        write_atomic(self.run_json, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
+        write_atomic(self.run_json, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
     def update_run(self, **changes: Any) -> dict[str, Any]:
         """Replace some top-level entries of ``run.json`` and return the new content.
@@ -260,12 +260,12 @@ def find_runs(root: str | os.PathLike[str]) -> list[RunFolder]:
     return sorted(found, key=lambda run: run.path)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return ``value`` with the floats that JSON does not know as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

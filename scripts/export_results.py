@@ -1,0 +1,58 @@
+"""Write finished runs into one results file, small enough to publish, or check such files.
+
+python scripts/export_results.py --out outputs/results/mine.csv                    # all runs under outputs/
+python scripts/export_results.py --runs outputs/sweeps/fig1 --out outputs/results/fig1.csv
+python scripts/export_results.py --check outputs/results/rotation_mednist_laptop.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from gramgn.errors import InputError  # noqa: E402
+from gramgn.figures import finished_runs, read_results, summary_of, write_results  # noqa: E402
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 written or in order, 2 no runs or bad input."""
+    parser = argparse.ArgumentParser(
+        description="Write finished runs into one results file, or check such files."
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "outputs"],
+        help="folders to search for runs (default: outputs)",
+    )
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--out", type=Path, help="the CSV file to write, e.g. outputs/results/mine.csv")
+    action.add_argument("--check", type=Path, nargs="+", help="results files to check instead")
+    given = parser.parse_args(arguments)
+    try:
+        if given.check:
+            for path in given.check:
+                print(f"{path}: {summary_of(read_results([path]))}")
+            return 0
+        loaded = finished_runs(*given.runs)
+        try:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make the folder {given.out.parent}: {error.strerror or error}"
+            ) from error
+        rows = write_results(loaded, given.out)
+        print(f"{given.out}: {rows} rows, {summary_of(loaded)}")
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,291 @@
+"""Values in ``conf/`` that come from runs that are done: which network to start from, which alpha was the best.
+
+Both read run.json and metrics.csv below ``outputs/`` and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from gramgn.app._repository import repository
+from gramgn.errors import ConfigError, InputError
+from gramgn.progress import say
+from gramgn.tracking.records import RunFolder, SweepFolder, find_runs
+
+ENDED = ("done", "diverged")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run must have been to be used.
+
+    Attributes:
+        dataset: Name of its data set, e.g. ``"afad_synthetic"``; its ``_target_`` where it has none.
+        scale: Its ``trainer.scale``.
+        model: Its whole ``model`` section: only the same network's weights fit.
+        seed: Its seed; None: any.
+        lam: Its lambda; None: any.
+        sweep: Folder name of its sweep; None: any, or none.
+    """
+
+    dataset: str
+    scale: str
+    model: Mapping[str, Any]
+    seed: int | None = None
+    lam: float | None = None
+    sweep: str | None = None
+
+    def misfit(self, run: Mapping[str, Any]) -> str | None:
+        """Return in what a run differs, e.g. ``"seed 1"``; None if in nothing."""
+        config = run.get("config") or {}
+        section, scale = config.get("dataset") or {}, (config.get("trainer") or {}).get("scale")
+        # A data set of the user's may have no name in its section, only in what it loads.
+        known = (run.get("dataset") or {}).get("name"), section.get("name"), section.get("_target_")
+        lam = (config.get("optimizer") or {}).get("lam")
+        if self.sweep is not None and run.get("group") != self.sweep:
+            return f"sweep {run.get('group')}"
+        if self.dataset not in known:
+            return f"data set {next((name for name in known if name), None)}"
+        if scale != self.scale:
+            return f"scale {scale}"
+        if self.seed is not None and config.get("seed") != self.seed:
+            return f"seed {config.get('seed')}"
+        if self.lam is not None and lam != self.lam:
+            return f"lambda {lam}"
+        return None if config.get("model") == self.model else "another network"
+
+
+def register_run_resolvers() -> None:
+    """Make ``${gramgn.trained:<experiment>}`` and ``${gramgn.best_alpha:<sweep>}`` known to OmegaConf."""
+    OmegaConf.register_new_resolver("gramgn.trained", trained, replace=True)
+    OmegaConf.register_new_resolver("gramgn.best_alpha", best_alpha, replace=True)
+
+
+def trained(experiment: str, *, _root_: DictConfig) -> str:
+    """Return the folder of a finished run of an experiment to start from, relative to the repository.
+
+    It has the seed, scale and network of the configuration it is asked from, and was trained on
+    ``recipe.warm_start``, in the sweep ``recipe.warm_start_sweep`` if that is given. Of several the oldest is
+    taken, so that the same command finds the same one again.
+
+    Args:
+        experiment: Name of a file below ``conf/experiment/``, e.g. ``"fig1/afad_ggn_fixup"``.
+
+    Raises:
+        ConfigError: If there is none, or none that is finished, or it diverged; with the command that makes it.
+    """
+    dataset = OmegaConf.select(_root_, "recipe.warm_start")
+    if dataset is None:
+        raise ConfigError(
+            f"init_from: this experiment starts from a network of {experiment}, and recipe.warm_start does not "
+            f"say on which data set it was trained. dataset={_name(_root_.dataset)} does not set it: choose "
+            "dataset=rsna or dataset=rsna_synthetic, or give init_from=<run folder>"
+        )
+    sweep = OmegaConf.select(_root_, "recipe.warm_start_sweep")
+    wanted = Wanted(dataset, _root_.trainer.scale, _plain(_root_.model), seed=_root_.seed, sweep=sweep)
+    path = find_trained(experiment, wanted, repository() / "outputs")
+    found = path.relative_to(repository()).as_posix()
+    _say_once(f"starting from {found}, {experiment} of seed {wanted.seed} on {dataset}")
+    return found
+
+
+def find_trained(experiment: str, wanted: Wanted, outputs: Path) -> Path:
+    """Return the folder of the oldest finished run of ``experiment`` that fits.
+
+    Args:
+        experiment: ``choices.experiment`` of the run.
+        wanted: What it must have been.
+        outputs: Folder to search.
+
+    Raises:
+        ConfigError: If there is none.
+    """
+    fitting: dict[str, list[tuple[str, Path]]] = {}
+    others: Counter[str] = Counter()
+    for path, run in _runs(outputs):
+        if (run.get("choices") or {}).get("experiment") != experiment:
+            continue
+        if (misfit := wanted.misfit(run)) is not None:
+            others[misfit] += 1
+        else:
+            fitting.setdefault(run["state"], []).append((run["starts"][0]["time_utc"], path))
+    if "done" in fitting:
+        return min(fitting["done"])[1]
+    what = f"{experiment} with seed {wanted.seed} at scale {wanted.scale} on {wanted.dataset}"
+    command = (
+        f"python train.py experiment={experiment} dataset={wanted.dataset} trainer={wanted.scale} "
+        f"seed={wanted.seed}"
+    )
+    if "diverged" in fitting:
+        raise ConfigError(
+            f"init_from: the run of {what} diverged ({_relative(min(fitting['diverged'])[1])}): no training can "
+            f"start from it. Train one that does not, e.g. with a larger alpha or a smaller lr:\n  {command} "
+            "optimizer.<key>=<value>\nor give init_from=<run folder>"
+        )
+    if fitting:
+        state, (first, *_) = next(iter(fitting.items()))
+        raise ConfigError(
+            f"init_from: the run of {what} is not done (it is {state}). Finish it with the command that began it, "
+            f"or with\n  python train.py resume={_relative(first[1])}"
+        )
+    seen = ", ".join(f"{count} of {misfit}" for misfit, count in others.most_common(4))
+    where = f" in the sweep {wanted.sweep}" if wanted.sweep else ""
+    raise ConfigError(
+        f"init_from: there is no run of {what}{where} to start from"
+        + (f" (there are {seen})" if seen else "")
+        + f". Make it with\n  {command}\nor give init_from=<run folder>"
+    )
+
+
+def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
+    """Return the alpha that trained best in a finished grid, for the configuration's own lambda.
+
+    The grid had the configuration's data set, scale and network; its number of images may be another one.
+    See :func:`choose_alpha` for the rule.
+
+    Args:
+        sweep: Name of a file in ``conf/sweep/`` that varies ``optimizer.alpha``, e.g. ``"lambda_alpha"``.
+
+    Raises:
+        ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
+    """
+    folder = OmegaConf.select(_root_, "recipe.alpha_sweep")
+    lam, scale, dataset = float(_root_.optimizer.lam), _root_.trainer.scale, _name(_root_.dataset)
+    wanted = Wanted(dataset, scale, _plain(_root_.model), lam=lam, sweep=folder)
+    alpha, grid = find_best_alpha(sweep, wanted, repository() / "outputs")
+    _say_once(f"alpha={alpha:g} for lam={lam:g}: the best of {_relative(grid)}")
+    return alpha
+
+
+def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, Path]:
+    """Return the best alpha of the one grid that fits, and the folder of that grid.
+
+    Args:
+        sweep: ``choices.sweep`` of its runs.
+        wanted: What they must have been.
+        outputs: Folder to search.
+
+    Raises:
+        ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
+    """
+    grids: dict[Path, list[tuple[Path, Mapping[str, Any]]]] = {}
+    for path, run in _runs(outputs):
+        if (run.get("choices") or {}).get("sweep") == sweep and wanted.misfit(run) is None:
+            grids.setdefault(path.parent, []).append((path, run))
+    command = f"python train.py sweep={sweep} dataset={wanted.dataset} trainer={wanted.scale}"
+    place = f"{wanted.dataset} at scale {wanted.scale}"
+    if not grids:
+        where = f" in {wanted.sweep}" if wanted.sweep else ""
+        raise ConfigError(
+            f"optimizer.alpha: there is no run of sweep={sweep} with lam={wanted.lam:g} on {place}{where} to take "
+            f"the best alpha from. Make the grid with\n  {command}\nor give optimizer.alpha=<number>"
+        )
+    if len(grids) > 1:
+        names = ", ".join(sorted(grid.name for grid in grids))
+        raise ConfigError(
+            f"optimizer.alpha: there are several grids of sweep={sweep} on {place}: {names}. "
+            "Choose one with recipe.alpha_sweep=<its name>"
+        )
+    ((grid, cells),) = grids.items()
+    if unfinished := _unfinished(grid):
+        raise ConfigError(
+            f"optimizer.alpha: the grid {_relative(grid)} is not finished ({unfinished}), so its best alpha is "
+            f"not known yet. Finish it with the command that began it, e.g.\n  {command}"
+        )
+    alpha = choose_alpha([_cell(path, run) for path, run in cells])
+    if alpha is None:
+        raise ConfigError(
+            f"optimizer.alpha: every run with lam={wanted.lam:g} of the grid {_relative(grid)} diverged, so there "
+            "is no best alpha. Leave this point out, or give optimizer.alpha=<number>"
+        )
+    return alpha, grid
+
+
+def choose_alpha(cells: list[tuple[float, float]]) -> float | None:
+    """Return the best alpha of the cells of one lambda.
+
+    It is the one with the least training loss at the last epoch, median over seeds. An alpha with a seed that
+    diverged is never the best; of equals the larger alpha is, which is the more cautious step.
+
+    Args:
+        cells: Alpha and loss of every run; a run that diverged has the loss NaN.
+
+    Returns:
+        The best alpha, or None if none ended finite.
+    """
+    losses: dict[float, list[float]] = {}
+    for alpha, loss in cells:
+        losses.setdefault(alpha, []).append(loss)
+    finite = {alpha: median(each) for alpha, each in losses.items() if all(map(math.isfinite, each))}
+    return min(finite, key=lambda alpha: (finite[alpha], -alpha)) if finite else None
+
+
+def _cell(path: Path, run: Mapping[str, Any]) -> tuple[float, float]:
+    """Return alpha, in the configured convention, and the training loss at the last epoch, NaN if diverged."""
+    alpha, epochs = float(run["config"]["optimizer"]["alpha"]), run["config"]["trainer"]["epochs"]
+    if run["state"] == "diverged":
+        return alpha, math.nan
+    rows = [row for row in RunFolder(path).read_metrics() if row["epoch"] == epochs]
+    loss = rows[-1]["train_loss"] if rows else None
+    if loss is None:
+        raise InputError(
+            f"{path / 'metrics.csv'} has no training loss of epoch {epochs}, the last one, although the run is "
+            "done: put the file back, or remove the run's folder and repeat the grid"
+        )
+    return alpha, loss
+
+
+def _unfinished(grid: Path) -> str:
+    """Say how many cells of a sweep are not done or diverged, those that have not begun included; "" if none."""
+    sweep = SweepFolder(grid)
+    if sweep.sweep_json.is_file():
+        states = [cell.state for cell in sweep.cells()]
+    else:
+        states = [run["state"] for _, run in _runs(grid)]
+    left = sum(state not in ENDED for state in states)
+    return f"{left} of {len(states)} cells are not done" if left else ""
+
+
+def _runs(outputs: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield folder and run.json of all runs below a folder; a damaged one is named and left out."""
+    for run in find_runs(outputs):
+        stat = run.run_json.stat()
+        try:
+            yield run.path, _read(run.path, stat.st_mtime_ns, stat.st_size)
+        except InputError as error:
+            _say_once(f"left out: {error}")
+
+
+@lru_cache(maxsize=4096)
+def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
+    """Return run.json, read once as long as it stays the same: every cell of a sweep asks again."""
+    return RunFolder(path).read_run()
+
+
+@lru_cache(maxsize=4096)
+def _say_once(message: str) -> None:
+    """Say a line once a process: a value is resolved each time that its configuration is."""
+    say(message)
+
+
+def _name(dataset: DictConfig) -> str:
+    return str(dataset.get("name") or dataset.get("_target_"))
+
+
+def _plain(section: DictConfig) -> dict[str, Any]:
+    container = OmegaConf.to_container(section, resolve=True)
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def _relative(path: Path) -> str:
+    return path.relative_to(repository()).as_posix() if path.is_relative_to(repository()) else str(path)

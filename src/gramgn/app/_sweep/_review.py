@@ -1,0 +1,84 @@
+"""What is to be done about each job of a sweep, from what lies in its folder; needs no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gramgn.app._plan import split_paths
+from gramgn.app._repository import shown
+from gramgn.app._sweep._identity import config_hash, differing
+from gramgn.app._sweep._tasks import Cell, Planned
+from gramgn.errors import InputError
+from gramgn.tracking.records import RunFolder, code_version, code_versions
+
+FINISHED = ("done", "diverged")
+SHOWN_KEYS = 4
+
+
+def review(cell: Cell) -> Planned:
+    """Decide whether a job is new, goes on, is kept as it is, or must not be touched."""
+    config, _ = split_paths(cell.config)
+    digest = config_hash(config)
+    folder = RunFolder(cell.folder)
+    if not folder.run_json.is_file():
+        return Planned(cell, "new", digest)
+    try:
+        record = folder.read_run()
+        stored = _with_later_settings(record["config"], config)
+    except (InputError, KeyError, TypeError, AttributeError) as error:
+        return Planned(cell, "refuse", digest, f"{shown(folder.run_json)} is damaged: {error}")
+    differences = differing(stored, config)
+    if differences:
+        if record["state"] == "failed" and _holds_nothing(folder):
+            return Planned(cell, "anew", digest, record=record)
+        return Planned(cell, "refuse", digest, _other_config(cell, differences), record)
+    return Planned(cell, "keep" if record["state"] in FINISHED else "resume", digest, record=record)
+
+
+def mixed_code(plans: Sequence[Planned], git: Mapping[str, Any]) -> str | None:
+    """Return a line about jobs that ran, or began, with other code than runs now; None if there are none."""
+    now = code_version(git)
+    others = Counter(
+        version
+        for plan in plans
+        if plan.record is not None and plan.action in ("keep", "resume")
+        for version in code_versions(plan.record)
+        if version != now
+    )
+    if not others:
+        return None
+    listed = ", ".join(f"{count} with {version}" for version, count in others.most_common())
+    return (
+        f"note: mixed code versions in this sweep: {listed}, now {now}. Results of different code are compared only "
+        "if you know that the difference does not matter; name=<another> begins a new sweep"
+    )
+
+
+def _other_config(cell: Cell, differences: Mapping[str, tuple[Any, Any]]) -> str:
+    told = [f"{key} ({then} then, {now} now)" for key, (then, now) in list(differences.items())[:SHOWN_KEYS]]
+    more = f" and {len(differences) - SHOWN_KEYS} more" if len(differences) > SHOWN_KEYS else ""
+    return (
+        f"{shown(cell.folder)} was run with another configuration: {', '.join(told)}{more}. Nothing there is "
+        "overwritten: begin a new sweep with name=<another>, or move that folder away"
+    )
+
+
+def _with_later_settings(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration with the trainer's settings that came after it, as they were then."""
+    trainer = dict(stored["trainer"])
+    if absent := config["trainer"].keys() - trainer.keys():
+        # Not at the top: it needs torch, and only the records of former versions need it.
+        from gramgn.training import FORMER_BEHAVIOUR
+
+        trainer |= {key: value for key, value in FORMER_BEHAVIOUR.items() if key in absent}
+    return {**stored, "trainer": trainer}
+
+
+def _holds_nothing(folder: RunFolder) -> bool:
+    """Tell whether a run has neither a checkpoint nor a whole epoch."""
+    checkpoints = folder.checkpoint_dir
+    return not (checkpoints.is_dir() and any(checkpoints.iterdir())) and not folder.read_metrics(
+        report=lambda message: None
+    )

@@ -1,0 +1,88 @@
+"""Real handwritten digits of 8 x 8 pixels as vectors: scikit-learn's copy of the UCI test set, with its package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gramgn.data import _check
+from gramgn.data._split import split_samples
+from gramgn.data._vectors import VectorDataset
+from gramgn.errors import DataError
+
+NUM_IMAGES = 1797
+NUM_PIXELS = 64
+GREY_LEVELS = 16
+
+
+class Digits(VectorDataset):
+    """1,797 images of handwritten digits as vectors of 64 numbers in the unit ball; the target is the digit.
+
+    All vectors are divided by the norm of the longest, so that 0 <= |x| <= 1. Source: Alpaydin and Kaynak 1998,
+    "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository (CC BY 4.0), its test set, as
+    scikit-learn brings it along.
+
+    Args:
+        dim: 64; the data have no other.
+        limit: Use this many images only, chosen by hash; all if None.
+        split_seed: Seed of the split rule, 80/10/10 (see ``data/README.md``).
+        name: Name used in records and figures.
+
+    Raises:
+        ConfigError: A value that is out of range.
+    """
+
+    kind: ClassVar[str] = "real"
+    unit: ClassVar[str] = "digit"
+
+    def __init__(
+        self, *, dim: int = NUM_PIXELS, limit: int | None = None, split_seed: int = 0, name: str = "digits"
+    ) -> None:
+        self.dim = _check.choice("dim", dim, (NUM_PIXELS,))
+        self.limit = None if limit is None else _check.integer("dataset.limit", limit, minimum=1)
+        self.split_seed = _check.integer("dataset.split_seed", split_seed)
+        self.name = _check.name(name)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all options but the name."""
+        return {"limit": self.limit, "split_seed": self.split_seed}
+
+    def check(self, image_size: int) -> None:
+        """Raise DataError unless scikit-learn is installed; it is not imported yet."""
+        if importlib.util.find_spec("sklearn") is None:
+            raise DataError(
+                f"dataset {self.name}: the images come with scikit-learn, which is not installed. Install the "
+                'extra: python -m pip install ".[theory]"; meanwhile, dataset=sphere needs nothing'
+            )
+
+    def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_], NDArray[np.str_]]:
+        """Return vectors, digits, splits and keys.
+
+        Raises:
+            DataError: scikit-learn is not installed, or its copy is another one.
+        """
+        self.check(0)
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        if pixels.shape != (NUM_IMAGES, self.dim) or not 0 <= pixels.min() <= pixels.max() <= GREY_LEVELS:
+            raise DataError(
+                f"dataset {self.name}: scikit-learn's digits are not the {NUM_IMAGES} images of 64 pixels from 0 "
+                f"to {GREY_LEVELS} that are expected; found {list(pixels.shape)}. Install scikit-learn anew"
+            )
+        x = pixels / np.linalg.norm(pixels, axis=1).max()
+        keys = [f"{i:04d}" for i in range(NUM_IMAGES)]
+        hashes = [hashlib.sha256(row.astype(np.uint8).tobytes()).hexdigest() for row in pixels]
+        none = [""] * NUM_IMAGES
+        split = np.array(split_samples(keys, none, hashes, none, self.split_seed))
+        kept = self._kept(keys)
+        return x[kept], labels.astype(np.float64)[kept], split[kept], np.array(keys)[kept]
+
+    def _kept(self, keys: list[str]) -> NDArray[np.intp]:
+        """Return the rows kept under ``limit``, ascending, by the rule of the image data sets."""
+        ranks = [hashlib.sha256(f"limit:{self.split_seed}:{key}".encode()).hexdigest() for key in keys]
+        return np.sort(np.argsort(np.array(ranks), kind="stable")[: self.limit])

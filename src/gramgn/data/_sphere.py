@@ -1,0 +1,93 @@
+"""Random points on the unit sphere with bounded targets: the data of the paper's theory (section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gramgn.data import _check
+from gramgn.data._vectors import VectorDataset
+
+TARGETS = ("wave", "random")
+
+
+class Sphere(VectorDataset):
+    """Points x drawn uniformly from the unit sphere of dimension d, targets y in [-1, 1].
+
+    Args:
+        dim: d >= 2.
+        num_points: n, the points trained on. The same seed gives the same first points whatever n is.
+        num_val: Points for validation, drawn apart from those.
+        num_test: Points for testing, drawn apart from those.
+        targets: ``"wave"``: y = sin(2 sqrt(d) <v, x>) with a unit vector v drawn from the seed, which a network can
+            learn. ``"random"``: y uniform on [-1, 1] whatever x is, which it can only memorise.
+        seed: Of points and targets; the run's own seed is that of the weights.
+        name: Name used in records and figures.
+
+    Raises:
+        ConfigError: A value that is out of range.
+    """
+
+    kind: ClassVar[str] = "synthetic"
+    unit: ClassVar[str] = "1"
+
+    def __init__(
+        self,
+        *,
+        dim: int = 20,
+        num_points: int = 100,
+        num_val: int = 50,
+        num_test: int = 50,
+        targets: Literal["wave", "random"] = "wave",
+        seed: int = 0,
+        name: str = "sphere",
+    ) -> None:
+        self.dim = _check.integer("dataset.dim", dim, minimum=2)
+        self.num_points = _check.integer("dataset.num_points", num_points, minimum=1)
+        self.num_val = _check.integer("dataset.num_val", num_val, minimum=1)
+        self.num_test = _check.integer("dataset.num_test", num_test, minimum=1)
+        self.targets = _check.choice("targets", targets, TARGETS)
+        self.seed = _check.integer("dataset.seed", seed)
+        self.name = _check.name(name)
+
+    def settings(self) -> dict[str, Any]:
+        """Return all options but the name."""
+        return {
+            "dim": self.dim,
+            "num_points": self.num_points,
+            "num_val": self.num_val,
+            "num_test": self.num_test,
+            "targets": self.targets,
+            "seed": self.seed,
+        }
+
+    def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_], NDArray[np.str_]]:
+        """Return points, targets, splits and keys."""
+        sizes = {"train": self.num_points, "val": self.num_val, "test": self.num_test}
+        v = _unit_rows(np.random.default_rng([self.seed, len(sizes)]).standard_normal((1, self.dim)))[0]
+        parts = [self._points(stream, size, v) for stream, size in enumerate(sizes.values())]
+        split = np.array([name for name, size in sizes.items() for _ in range(size)])
+        keys = np.array([f"{name}-{i:06d}" for name, size in sizes.items() for i in range(size)])
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts]), split, keys
+
+    def _points(
+        self, stream: int, size: int, v: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return points [size, d] and targets [size] of a split, from random numbers of its own."""
+        rng = np.random.default_rng([self.seed, stream])
+        # A row at a time, so that more points begin with the same ones.
+        drawn = rng.standard_normal((size, self.dim + 1))
+        x = _unit_rows(drawn[:, :-1])
+        if self.targets == "wave":
+            # Not x @ v: a matrix product may round a row by how many there are.
+            return x, np.sin(2 * math.sqrt(self.dim) * (x * v).sum(axis=1))
+        # The distribution function of the normal maps a draw to a uniform one.
+        return x, np.array([math.erf(value / math.sqrt(2)) for value in drawn[:, -1]])
+
+
+def _unit_rows(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+    unit: NDArray[np.float64] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return unit

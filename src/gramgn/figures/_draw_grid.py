@@ -1,0 +1,193 @@
+"""Drawing figure 2c: grey by loss, lighter where it is higher, and other marks where there is no loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from ._grid import EPOCH, Cell, Grid
+
+# Neither black nor white: a frame stays visible on the darkest cell, and white is left for "not run".
+_GREYS = LinearSegmentedColormap.from_list("greys", ["#1C1C1C", "#EDEDED"])
+_BEST = "#D55E00"
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """How a cell without a loss looks.
+
+    Attributes:
+        face: Its colour, light, so that the sign stands out in grey as well.
+        sign: What is written into it.
+        hatch: Its hatching.
+        name: What the legend calls it.
+    """
+
+    face: str
+    sign: str
+    hatch: str
+    name: str
+
+
+_MARKS = {
+    "diverged": _Mark("#F7D9C4", "×", "", "× diverged"),
+    "failed": _Mark("#CFE8F7", "!", "", "! failed"),
+    "unfinished": _Mark("#FFFFFF", "…", "", "… not finished"),
+    "not run": _Mark("#FFFFFF", "", "/////", "not run"),
+}
+
+
+def draw_grid(grid: Grid) -> Figure:
+    """Draw figure 2c at the width of a column of text.
+
+    Args:
+        grid: The grid. Call it inside ``house_style``.
+    """
+    figure = Figure(figsize=(3.4, 1.75 + 0.185 * max(len(grid.alphas), 5)))
+    figure.suptitle(f"2c  {grid.title}", fontsize=7.5)
+    axes = figure.subplots()
+    fill_grid(axes, grid)
+    legend = figure.legend(
+        handles=grid_handles(grid),
+        loc="outside lower center",
+        ncols=3,
+        fontsize=6.5,
+        title=f"{seeds_text(grid)}; on {grid.device}",
+        title_fontsize=6.5,
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
+    legend.get_title().set_color("#555555")
+    return figure
+
+
+def fill_grid(axes: Axes, grid: Grid) -> None:
+    """Draw the cells, axes and colour bar into a panel.
+
+    Args:
+        axes: The panel.
+        grid: The grid.
+    """
+    norm = _norm(grid)
+    axes.grid(visible=False)
+    for x, lam in enumerate(grid.lams):
+        best = grid.best_alpha(lam)
+        for y, alpha in enumerate(grid.alphas):
+            _draw_cell(axes, x, y, grid.cell(lam, alpha), norm)
+            if alpha == best:
+                _frame(axes, x, y)
+        if {cell.state for cell in grid.column(lam).values()} == {"diverged"}:
+            axes.text(x, len(grid.alphas) - 0.42, "all\ndiverged", ha="center", va="bottom", size=5.5)
+    axes.set_xlim(-0.5, len(grid.lams) - 0.5)
+    axes.set_ylim(-0.5, len(grid.alphas) - 0.5)
+    axes.set_xticks(range(len(grid.lams)), [f"{lam:g}" for lam in grid.lams])
+    axes.set_yticks(range(len(grid.alphas)), [f"{alpha:g}" for alpha in grid.alphas])
+    axes.tick_params(length=2)
+    axes.set_xlabel("λ")
+    axes.set_ylabel(f"α ({grid.convention} convention)")
+    if norm is not None:
+        _add_bar(axes, grid, norm)
+
+
+def grid_handles(grid: Grid) -> list[Patch]:
+    """Return the legend of the marks that occur.
+
+    Args:
+        grid: The grid.
+    """
+    cells = [grid.cell(lam, alpha) for lam in grid.lams for alpha in grid.alphas]
+    states = {cell.state for cell in cells}
+    handles = [
+        Patch(facecolor=mark.face, edgecolor="#888888", hatch=mark.hatch, linewidth=0.5, label=mark.name)
+        for state, mark in _MARKS.items()
+        if state in states
+    ]
+    if "finite" in states:
+        handles.insert(0, Patch(fill=False, edgecolor=_BEST, linewidth=1.5, label="best α of a λ"))
+    if any(cell.state == "finite" and cell.num_diverged for cell in cells):
+        handles.append(Patch(fill=False, linewidth=0, label="n×: n seeds diverged"))
+    return handles
+
+
+def seeds_text(grid: Grid) -> str:
+    """Return how many seeds a cell has, e.g. ``"median of 3 seeds"``."""
+    counts = {len(cell.losses) for cell in grid.cells.values() if cell.losses}
+    low, high = min(counts), max(counts)
+    if high == 1:
+        return "1 seed"
+    return f"median of {high} seeds" if low == high else f"median of {low} to {high} seeds"
+
+
+def _draw_cell(axes: Axes, x: int, y: int, cell: Cell, norm: LogNorm | None) -> None:
+    corner = (x - 0.5, y - 0.5)
+    if cell.loss is None or norm is None:
+        mark = _MARKS[cell.state]
+        style: dict[str, Any] = {
+            "facecolor": mark.face,
+            "edgecolor": "#BBBBBB",
+            "hatch": mark.hatch,
+            "linewidth": 0.4,
+        }
+        axes.add_patch(Rectangle(corner, 1, 1, zorder=2, **style))
+        axes.text(x, y, mark.sign, ha="center", va="center_baseline", size=7, color="#333333", zorder=3)
+        return
+    shade = float(norm(max(cell.loss, norm.vmin or 0.0)))
+    axes.add_patch(
+        Rectangle(corner, 1, 1, facecolor=_GREYS(shade), edgecolor="white", linewidth=0.4, zorder=2)
+    )
+    color = "white" if shade < 0.55 else "black"
+    axes.text(x, y, _number(cell.loss), ha="center", va="center_baseline", size=6, color=color, zorder=3)
+    if cell.num_diverged:
+        note = f"{cell.num_diverged}×"
+        axes.text(x + 0.45, y + 0.42, note, ha="right", va="top", size=4.5, color=color, zorder=3)
+
+
+def _frame(axes: Axes, x: int, y: int) -> None:
+    """Frame a cell; the white beside the colour shows it on dark cells in grey print."""
+    for color, width in (("white", 2.8), (_BEST, 1.3)):
+        axes.add_patch(
+            Rectangle((x - 0.5, y - 0.5), 1, 1, edgecolor=color, linewidth=width, fill=False, zorder=4)
+        )
+
+
+def _norm(grid: Grid) -> LogNorm | None:
+    """Return the scale of the greys; overshoot above thirty times the variance is not resolved."""
+    losses = [cell.loss for cell in grid.cells.values() if cell.loss is not None and cell.loss > 0]
+    if not losses:
+        return None
+    low, high = min(losses), max(losses)
+    ceiling = 30.0 if grid.standardised else 1e3 * low
+    high = max(min(high, ceiling), 1.2 * low)
+    return LogNorm(low, high, clip=True)
+
+
+def _add_bar(axes: Axes, grid: Grid, norm: LogNorm) -> None:
+    above = any(cell.loss is not None and cell.loss > (norm.vmax or math.inf) for cell in grid.cells.values())
+    bar = axes.figure.colorbar(
+        ScalarMappable(norm, _GREYS), ax=axes, extend="max" if above else "neither", pad=0.03, aspect=25
+    )
+    unit = "standardised" if grid.standardised else f"{grid.unit}²"
+    last = "" if grid.epoch == EPOCH else " (the last)"
+    bar.set_label(f"training loss at epoch {grid.epoch}{last}\n(MSE, {unit})", size=7)
+    span = math.log10((norm.vmax or 1.0) / (norm.vmin or 1.0))
+    bar.ax.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if span > 2.5 else (1.0, 2.0, 5.0)))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.ax.tick_params(length=2, labelsize=6.5)
+    bar.outline.set_linewidth(0.5)
+
+
+def _number(value: float) -> str:
+    """Return two digits in at most six letters."""
+    if 0.001 <= value < 1000:
+        return f"{value:.2g}" if value < 100 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(exponent)}"

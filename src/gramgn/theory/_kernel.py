@@ -1,0 +1,176 @@
+"""The limit kernel K: closed forms, and a Hermite series with an error estimate where there is none.
+
+For w from N(0, I) the pair (u, v) = (w . x, w . x') is normal with variances p = |x|^2, q = |x'|^2 and covariance
+c = <x, x'>, so K(x, x') = c E[sigma'(u) sigma'(v)] is a function of p, q and c.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gramgn.models import activation_named
+from gramgn.theory._checks import EPS, check_samples, is_singular, repeated_rows
+
+HALF_RANGE = 14.0
+"""Of the integrals, in standard deviations; exp(-14^2 / 4) is far below float64 rounding."""
+
+
+@dataclass(frozen=True)
+class LimitKernel:
+    """K and how well it is known.
+
+    Attributes:
+        K: [n, n], formula (4).
+        error: Estimated largest error of an entry of K.
+        method: ``"closed form"`` or ``"Hermite series"``.
+    """
+
+    K: Tensor
+    error: float
+    method: str
+
+    @property
+    def lambda_0(self) -> float:
+        """The least eigenvalue of K; zero or of the size of ``lambda_0_error`` where inputs are repeated."""
+        return float(torch.linalg.eigvalsh(self.K)[0])
+
+    @property
+    def lambda_0_error(self) -> float:
+        """The error of ``lambda_0`` that follows: n times that of an entry (Weyl's inequality), and rounding."""
+        n = len(self.K)
+        return n * (self.error + EPS * float(self.K.diagonal().max()))
+
+
+def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes: int = 1025) -> LimitKernel:
+    """Return the limit kernel K of formula (4) on samples x.
+
+    ``erf`` (the derivative of the arcsine kernel, Williams 1997), ``gelu`` and ``relu`` (arc-cosine kernel of order 0,
+    Cho and Saul 2009) have closed forms. ``tanh`` and ``softplus`` are expanded in normalised Hermite polynomials
+    h_k: with c_k(p) = E[sigma'(sqrt(p) z) h_k(z)] Mehler's formula gives
+
+        E[sigma'(u) sigma'(v)] = sum_k c_k(p) c_k(q) (c / sqrt(p q))^k.
+
+    What is left out of the series is bounded by Parseval's identity (the diagonal needs no series); the integrals are
+    trapezoid sums, which converge exponentially, and their error is that of leaving out every second node.
+
+    Args:
+        x: Samples [n, d] in float64.
+        activation: The name of sigma.
+        num_terms: Terms of the series. The default is good to rounding for |x| <= 1; longer inputs take more.
+        num_nodes: Nodes of the integrals, odd.
+
+    Returns:
+        K, the estimated error of its entries, and how it was found. Samples that are repeated make K singular:
+        that is warned about, with the rows.
+
+    Raises:
+        ValueError: Another activation, shape or dtype, an input of zeros only, or too few terms or nodes.
+    """
+    check_samples(x)
+    activation = activation_named(activation).name
+    if num_terms < 1 or num_nodes < 3 or num_nodes % 2 == 0:
+        raise ValueError(
+            f"num_terms must be at least 1 and num_nodes odd and at least 3, got {num_terms} and {num_nodes}"
+        )
+    c = x @ x.T
+    c = (c + c.T) / 2
+    p = c.diagonal().clone()
+    if bool((p == 0).any()):
+        row = int((p == 0).nonzero()[0])
+        raise ValueError(f"row {row} of x is zero: its row of K is too, and lambda_0 = 0; leave it out")
+    if activation in CLOSED_FORMS:
+        mean, error, method = CLOSED_FORMS[activation](p[:, None], p[None, :], c), 0.0, "closed form"
+    else:
+        mean, error = _hermite_series(activation_named(activation).derivative, p, c, num_terms, num_nodes)
+        method = "Hermite series"
+    K = c * mean
+    # A few roundings in every entry, whatever the method.
+    kernel = LimitKernel(K, float(p.max()) * error + 16 * EPS * float(K.abs().max()), method)
+    _warn_if_singular(kernel, x)
+    return kernel
+
+
+def _erf(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
+    """E[exp(-u^2 - v^2)] is det(I + 2 Sigma)^(-1/2)."""
+    return 4 / math.pi * ((1 + 2 * p) * (1 + 2 * q) - 4 * c.square()).rsqrt()
+
+
+def _gelu(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
+    """E[(Phi(u) + u phi(u)) (Phi(v) + v phi(v))], term by term.
+
+    Phi Phi is an orthant probability of two normals of variances 1 + p and 1 + q; the other terms follow from
+    E[phi phi] = det(I + Sigma)^(-1/2) / (2 pi) by Stein's identity.
+    """
+    det = (1 + p) * (1 + q) - c.square()
+    phi_phi = det.rsqrt() / (2 * math.pi)
+    orthant = 0.25 + torch.asin(c / ((1 + p) * (1 + q)).sqrt()) / (2 * math.pi)
+    return orthant + phi_phi * c * (1 / (1 + p) + 1 / (1 + q) + 1 / det)
+
+
+def _relu(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
+    """The probability that both are positive: (pi - angle) / (2 pi)."""
+    return (math.pi - torch.acos((c / (p * q).sqrt()).clamp(-1, 1))) / (2 * math.pi)
+
+
+CLOSED_FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "erf": _erf,
+    "gelu": _gelu,
+    "relu": _relu,
+}
+
+
+def _hermite_series(
+    derivative: Callable[[Tensor], Tensor], p: Tensor, c: Tensor, num_terms: int, num_nodes: int
+) -> tuple[Tensor, float]:
+    """Return E[sigma'(u) sigma'(v)] [n, n] and the estimated error of its entries."""
+    coefficients, squares = _coefficients(derivative, p, num_terms, num_nodes)
+    coarse, coarse_squares = _coefficients(derivative, p, num_terms, (num_nodes + 1) // 2)
+    cosine = (c / (p[:, None] * p[None, :]).sqrt()).clamp(-1, 1)
+    mean, power = torch.zeros_like(c), torch.ones_like(c)
+    for column in coefficients.T:
+        mean += torch.outer(column, column) * power
+        power *= cosine
+    mean.diagonal().copy_(squares)
+    left_out = (squares - coefficients.square().sum(dim=1)).clamp(min=0).max()
+    # |E[u v] - E[u' v']| <= |u - u'| |v| + |u'| |v - v'|, all of them norms of coefficients.
+    of_integrals = 2 * squares.max().sqrt() * (coefficients - coarse).norm(dim=1).max()
+    of_diagonal = (squares - coarse_squares).abs().max()
+    return mean, float(left_out + of_integrals + of_diagonal)
+
+
+def _coefficients(
+    derivative: Callable[[Tensor], Tensor], p: Tensor, num_terms: int, num_nodes: int
+) -> tuple[Tensor, Tensor]:
+    """Return c_k(p_i) [n, num_terms] and E[sigma'(sqrt(p_i) z)^2] [n] by the trapezoid rule.
+
+    The rule converges exponentially for analytic functions on the whole line.
+    """
+    z = torch.linspace(-HALF_RANGE, HALF_RANGE, num_nodes, dtype=p.dtype, device=p.device)
+    # The square root of the density stays with each factor: h_k alone overflows, h_k sqrt(density) is bounded.
+    half = torch.exp(-z.square() / 4) / (2 * math.pi) ** 0.25 * (z[1] - z[0]).sqrt()
+    values = derivative(p.sqrt()[:, None] * z) * half
+    previous, h = torch.zeros_like(half), half
+    columns = []
+    for k in range(num_terms):
+        columns.append(values @ h)
+        previous, h = h, (z * h - math.sqrt(k) * previous) / math.sqrt(k + 1)
+    return torch.stack(columns, dim=1), values.square().sum(dim=1)
+
+
+def _warn_if_singular(kernel: LimitKernel, x: Tensor) -> None:
+    spectrum = torch.linalg.eigvalsh(kernel.K)
+    if not is_singular(float(spectrum[0]), float(spectrum[-1]), len(x)):
+        return
+    pairs = repeated_rows(x)
+    why = f"rows {pairs[0][0]} and {pairs[0][1]} of x are equal or opposite" if pairs else "no rows are equal"
+    warnings.warn(
+        f"lambda_0 is zero up to rounding ({float(spectrum[0]):.1e}; {why}): the theorems assume lambda_0 > 0; leave "
+        "repeated inputs out",
+        stacklevel=3,
+    )

@@ -1,0 +1,99 @@
+"""Rates out of a sequence of residual norms |f_t - y|: order, constant, contraction, exponents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+FLOOR = 1e-11
+"""Of residual norms: below it float64 rounding has a part in them."""
+
+
+def orders(residuals: Sequence[float]) -> list[float]:
+    """Return the order of convergence of each step that has one before it.
+
+    From |r_t|, |r_(t+1)|, |r_(t+2)|: log(|r_(t+2)| / |r_(t+1)|) / log(|r_(t+1)| / |r_t|), which is p where
+    |r_(t+1)| = C |r_t|^p; by Theorem 1, formula (5), p = 2.
+
+    Args:
+        residuals: |f_t - y| for t = 0, 1, ..., T; above 0.
+
+    Returns:
+        T - 1 orders, the first of step 2; nan where a residual is not finite and above 0, or did not change.
+    """
+    r = [float(value) for value in residuals]
+    found = []
+    for a, b, c in zip(r, r[1:], r[2:], strict=False):
+        usable = all(math.isfinite(value) and value > 0 for value in (a, b, c)) and a != b
+        found.append(math.log(c / b) / math.log(b / a) if usable else math.nan)
+    return found
+
+
+def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
+    """Return the order of the last step whose newest residual is above ``floor``; the first step takes no part.
+
+    The first step starts outside of the region where formula (5) is sharp, so its residuals count neither as old nor
+    as new ones.
+
+    Args:
+        residuals: |f_t - y| for t = 0, 1, ..., T.
+        floor: Residuals at or below it are rounding.
+
+    Raises:
+        ValueError: Fewer than three residuals after the first are above the floor; the message says what to do.
+    """
+    kept = [float(value) for value in residuals[1:]]
+    end = next((t for t, value in enumerate(kept) if not value > floor), len(kept))
+    if end < 3:
+        raise ValueError(
+            f"an order needs three residuals above {floor:g} after the first step, and there are {end}: take more "
+            "steps, a smaller width, or float64"
+        )
+    return orders(kept[:end])[-1]
+
+
+def quadratic_constants(residuals: Sequence[float], *, floor: float = FLOOR) -> list[float]:
+    """Return |r_(t+1)| / |r_t|^2 of each step with a newest residual above ``floor``: C / sqrt M of formula (5)."""
+    r = [float(value) for value in residuals]
+    return [b / a**2 for a, b in pairwise(r) if b > floor]
+
+
+def contraction(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
+    """Return the contraction an epoch: the geometric mean over the second half of the epochs.
+
+    The leading eigenvalues of A come in conjugate pairs, so that single epochs oscillate about rho(A).
+
+    Args:
+        residuals: |f - y| before the first epoch and after each.
+        floor: What comes after the first residual at or below it is left out.
+
+    Raises:
+        ValueError: Fewer than two epochs are left.
+    """
+    r = [float(value) for value in residuals]
+    r = r[: next((t for t, value in enumerate(r) if not value > floor), len(r))]
+    num_epochs = len(r) - 1
+    if num_epochs < 2:
+        raise ValueError(
+            f"a contraction needs at least two epochs that end above {floor:g}, got {max(num_epochs, 0)}"
+        )
+    half = num_epochs // 2
+    return float((r[-1] / r[half]) ** (1 / (num_epochs - half)))
+
+
+def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Return the slope of log(values) against log(sizes) by least squares, e.g. -1/2 for values ~ M^(-1/2).
+
+    Raises:
+        ValueError: Fewer than two different sizes, or an entry that is not above 0.
+    """
+    if len(sizes) != len(values) or len(set(sizes)) < 2 or not all(v > 0 for v in [*sizes, *values]):
+        raise ValueError(
+            "a slope needs as many values as sizes, two different sizes, and all of them above 0"
+        )
+    x, y = (torch.tensor([float(v) for v in data], dtype=torch.float64).log() for data in (sizes, values))
+    x = x - x.mean()
+    return float((x @ y) / (x @ x))

@@ -1,0 +1,250 @@
+"""The folder of a sweep: ``sweep.json`` says what was asked for, the runs in it say how far they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gramgn.errors import InputError
+
+from ._atomic import write_atomic
+from ._run_folder import RunFolder, finite
+
+SWEEP_FORMAT = 1
+CELL_STATES = ("waiting", "running", "killed", "interrupted", "failed", "diverged", "done")
+SWEEP_FILE = "sweep.json"
+LOCK_FILE = "sweep.lock"
+# Kinds of errors whose message tells the whole story.
+_SAID_IN_FULL = ("InputError", "ConfigError", "DataError", "Killed")
+
+
+@dataclass(frozen=True)
+class CellStatus:
+    """How far one job of a sweep is, as its records say.
+
+    Attributes:
+        folder: Its run folder, absolute; missing on disk if the job has not begun.
+        label: What it has that not all jobs of the sweep have, e.g. ``"optimizer.lam=1 seed=0"``.
+        overrides: All of its command line.
+        state: One of :data:`CELL_STATES`. ``killed``: it ended without saying so, and nothing works on it.
+        epoch: Last whole epoch; None before the first.
+        epochs: Epochs asked for; None before it began.
+        train_loss: Mean squared error of ``epoch``, in standardised units.
+        val_loss: The best so far, in standardised units.
+        elapsed_s: Seconds of the run up to ``epoch``, or all of them if it has ended.
+        error: Why it failed, diverged or stopped.
+        commits: The code versions that it ran with, oldest first; ``+`` marks uncommitted changes.
+    """
+
+    folder: Path
+    label: str
+    overrides: tuple[str, ...]
+    state: str
+    epoch: int | None = None
+    epochs: int | None = None
+    train_loss: float | None = None
+    val_loss: float | None = None
+    elapsed_s: float | None = None
+    error: str | None = None
+    commits: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON types: the folder by its name, numbers that JSON does not know as text."""
+        content: dict[str, Any] = finite({**asdict(self), "folder": self.folder.name})
+        return content
+
+
+class SweepFolder:
+    """One sweep on disk, wherever it was moved to.
+
+    Attributes:
+        path: The folder, absolute.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    @property
+    def sweep_json(self) -> Path:
+        """What was asked for, and what the sweep itself knows of its jobs."""
+        return self.path / SWEEP_FILE
+
+    def read(self) -> dict[str, Any]:
+        """Return the content of ``sweep.json``.
+
+        Raises:
+            InputError: There is none, or it is damaged or of another format.
+        """
+        try:
+            content = json.loads(self.sweep_json.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(
+                f"{self.path} is not a sweep's folder: it has no {SWEEP_FILE}. Sweeps lie in outputs/sweeps"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot read {self.sweep_json}: {error}") from error
+        cells = content.get("cells") if isinstance(content, dict) else None
+        whole = isinstance(cells, list) and all(
+            isinstance(cell, dict) and isinstance(cell.get("folder"), str) for cell in cells
+        )
+        if not whole or content.get("format") != SWEEP_FORMAT:
+            raise InputError(
+                f"{self.sweep_json} is damaged or of another version. Remove it and repeat the sweep's command: "
+                "the finished jobs are found again in their folders"
+            )
+        found: dict[str, Any] = content
+        return found
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace ``sweep.json`` atomically; ``format`` is added.
+
+        Raises:
+            InputError: The disk is full or the folder cannot be written.
+        """
+        text = json.dumps({"format": SWEEP_FORMAT, **content}, indent=1, allow_nan=False)
+        write_atomic(self.sweep_json, text + "\n")
+
+    def is_active(self) -> bool:
+        """Tell whether a process works on the sweep; False where the system has no file locks."""
+        return is_locked(self.path / LOCK_FILE)
+
+    def cells(self) -> list[CellStatus]:
+        """Return how far each job is, in the order of the sweep; one with damaged records has failed.
+
+        Raises:
+            InputError: ``sweep.json`` is damaged.
+        """
+        record, active = self.read(), self.is_active()
+        labels = varying([cell.get("overrides") or [] for cell in record["cells"]])
+        return [
+            self._status(cell, label, active) for cell, label in zip(record["cells"], labels, strict=True)
+        ]
+
+    def _status(self, cell: Mapping[str, Any], label: str, active: bool) -> CellStatus:
+        folder = self.path / cell["folder"]
+        overrides = tuple(str(each) for each in cell.get("overrides") or [])
+        known = {"folder": folder, "label": label or folder.name.rpartition("-")[0], "overrides": overrides}
+        if not RunFolder(folder).run_json.is_file():
+            return CellStatus(**known, state=_unbegun(cell, active), error=cell.get("error"))
+        try:
+            return run_status(RunFolder(folder), active=active, **known)
+        except InputError as error:
+            return CellStatus(**known, state="failed", error=str(error))
+
+
+def run_status(
+    run: RunFolder, *, active: bool, folder: Path, label: str, overrides: tuple[str, ...]
+) -> CellStatus:
+    """Return how far a run is that has begun.
+
+    Args:
+        run: Its folder.
+        active: Whether the sweep it belongs to is being worked on.
+        folder: See :class:`CellStatus`, as the following.
+        label: What distinguishes it.
+        overrides: Its command line.
+
+    Raises:
+        InputError: Its records are damaged.
+    """
+    record = run.read_run()
+    rows = run.read_metrics(report=lambda message: None)
+    last = rows[-1] if rows else {}
+    state = str(record["state"])
+    if state == "running" and not active and not is_locked(run.path / ".lock"):
+        state = "killed"
+    ended_s = (record.get("time") or {}).get("wall_s") if state != "running" else None
+    epoch, elapsed = last.get("epoch"), ended_s if ended_s is not None else last.get("wall_s")
+    return CellStatus(
+        folder=folder,
+        label=label,
+        overrides=overrides,
+        state=state,
+        epoch=None if epoch is None else int(epoch),
+        epochs=((record.get("config") or {}).get("trainer") or {}).get("epochs"),
+        train_loss=last.get("train_loss"),
+        val_loss=(record.get("best") or {}).get("val_loss"),
+        elapsed_s=elapsed,
+        error=_reason(record),
+        commits=code_versions(record),
+    )
+
+
+def _reason(record: Mapping[str, Any]) -> str | None:
+    """Return why a run did not end well; of what is not the user's to mend with the kind of error."""
+    error = record.get("error")
+    if not error:
+        return None
+    named = record["state"] == "failed" and error.get("type") not in _SAID_IN_FULL
+    return f"{error.get('type')}: {error.get('message')}" if named else error.get("message")
+
+
+def code_versions(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the code versions of a run's starts, each once: 10 digits of the commit and ``+`` if changed.
+
+    Changes that are not committed are told apart by the first digits of their hash.
+
+    Args:
+        record: Content of ``run.json``.
+    """
+    states = [start.get("git") or {} for start in record.get("starts") or []] or [record.get("git") or {}]
+    return tuple(dict.fromkeys(code_version(git) for git in states))
+
+
+def code_version(git: Mapping[str, Any]) -> str:
+    """Return one version in short, e.g. ``"1a2b3c4d5e+9f8e7d"``; ``"unknown"`` outside a repository."""
+    commit, changes = git.get("commit"), git.get("diff_sha256")
+    if not commit and not changes:
+        return "unknown"
+    return str(commit or "no commit")[:10] + (f"+{str(changes)[:6]}" if changes else "")
+
+
+def count_states(cells: Sequence[CellStatus]) -> dict[str, int]:
+    """Return the number of jobs in each state that occurs, in the order of :data:`CELL_STATES`."""
+    counts = Counter(cell.state for cell in cells)
+    return {state: counts[state] for state in CELL_STATES if counts[state]}
+
+
+def find_sweeps(root: str | os.PathLike[str]) -> list[SweepFolder]:
+    """Return the sweeps directly below a folder, sorted by name; none if it does not exist."""
+    found = Path(root).glob(f"*/{SWEEP_FILE}")
+    return [SweepFolder(path.parent) for path in sorted(found)]
+
+
+def varying(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Return, for each of several lists of overrides, those that not all of them have, as one text.
+
+    A single list has all of its overrides in common: its text is empty.
+    """
+    if not commands:
+        return []
+    common = set(commands[0]).intersection(*map(set, commands[1:]))
+    return [" ".join(each for each in command if each not in common) for command in commands]
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process holds the lock of a file; False if there is no such file or the system cannot say."""
+    # Not at the top: Windows has no such module, and everything else here works there.
+    import fcntl
+
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _unbegun(cell: Mapping[str, Any], active: bool) -> str:
+    """Return the state of a job that left no run.json."""
+    state = str(cell.get("state") or "waiting")
+    if state == "running" and not active:
+        return "killed"
+    return state if state in CELL_STATES else "waiting"

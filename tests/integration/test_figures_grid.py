@@ -1,0 +1,227 @@
+"""Figure 2c: the numbers in its cells, and what becomes of cells that have none."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from figure_runs import ALPHAS, LAMS, add_cell, add_curve, add_grid, dataset_of
+from figure_views import drawn, only_grid, only_set, texts
+from matplotlib.colors import to_rgb
+
+from gramgn.app._resolvers import choose_alpha
+from gramgn.figures import (
+    load_runs,
+)
+from gramgn.tracking.records import RunFolder, SweepFolder
+
+RSNA = dataset_of("rsna", "synthetic", "months")
+AFAD = dataset_of("afad", "synthetic", "years")
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    RunFolder(folder).update_run(**changes)
+
+
+def test_cells_show_the_loss_of_epoch_ten(tmp_path: Path) -> None:
+    add_cell(tmp_path / "a", losses=[1.0 / epoch for epoch in range(1, 31)])
+    grid = only_grid(tmp_path)
+    assert grid.epoch == 10
+    assert grid.cell(1.0, 0.1).loss == 0.1
+
+
+def test_a_shorter_sweep_shows_its_last_epoch_and_says_so(tmp_path: Path) -> None:
+    add_cell(tmp_path / "a", losses=[0.5, 0.25])
+    figures = only_set(tmp_path)
+    assert figures.grid is not None
+    assert figures.grid.cell(1.0, 0.1).loss == 0.25
+    assert "training loss at epoch 2 (the last)" in texts(drawn(figures, "fig2c"))
+    longer = tmp_path / "longer"
+    add_cell(longer / "a")
+    assert "training loss at epoch 10\n" in texts(drawn(only_set(longer), "fig2c"))
+
+
+def test_the_axes_carry_the_values_and_lighter_is_higher(tmp_path: Path) -> None:
+    add_grid(tmp_path, RSNA, lams=(1, 2, 4))
+    figures = only_set(tmp_path)
+    axes = drawn(figures, "fig2c").axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("λ", "α (mean convention)")
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"{alpha:g}" for alpha in ALPHAS]
+    cells = {}
+    for patch in axes.patches:
+        if patch.get_fill():
+            x, y = patch.get_x() + 0.5, patch.get_y() + 0.5
+            cells[round(x), round(y)] = patch.get_facecolor()[:3]
+    assert figures.grid is not None
+    lams, alphas = figures.grid.lams, figures.grid.alphas
+    by_loss = sorted(cells, key=lambda place: figures.grid.cell(lams[place[0]], alphas[place[1]]).loss)
+    shades = [cells[place][0] for place in by_loss]
+    assert len(cells) == 24
+    assert shades == sorted(shades)
+    assert shades[0] < 0.2 < 0.9 < shades[-1]
+    assert all(max(color) - min(color) < 0.01 for color in cells.values())
+
+
+def test_cells_without_a_loss_are_marked_by_what_became_of_them(tmp_path: Path) -> None:
+    """F01: diverged, failed, killed and missing cells are told from each other, and from a high loss, in grey too."""
+    add_cell(tmp_path / "a", 0.1, lam=1.0, alpha=0.1)
+    add_cell(tmp_path / "b", 30.0, lam=1.0, alpha=1.0)
+    add_cell(tmp_path / "c", losses=[1.0, math.nan], epochs=10, state="diverged", lam=2.0, alpha=0.1)
+    failed = {"type": "OutOfMemory", "message": "no memory"}
+    add_cell(tmp_path / "d", losses=[1.0], epochs=10, state="failed", error=failed, lam=2.0, alpha=1.0)
+    # Killed before its data was read: the record has no more than the name.
+    killed = add_cell(tmp_path / "e", losses=[], epochs=10, state="running", lam=4.0, alpha=0.1)
+    edit(killed.path, dataset={"name": "rsna_synthetic"})
+    loaded = load_runs(tmp_path)
+    assert loaded.omitted == ("d: failed (no memory)", "e: not finished (still running, or killed)")
+    figures = only_set(tmp_path)
+    grid = only_grid(tmp_path)
+    states = {(lam, alpha): grid.cell(lam, alpha).state for lam in (1.0, 2.0, 4.0) for alpha in (0.1, 1.0)}
+    assert states == {
+        (1.0, 0.1): "finite",
+        (1.0, 1.0): "finite",
+        (2.0, 0.1): "diverged",
+        (2.0, 1.0): "failed",
+        (4.0, 0.1): "unfinished",
+        (4.0, 1.0): "not run",
+    }
+    figure = drawn(figures, "fig2c")
+    axes = figure.axes[0]
+    signs = {
+        (round(text.get_position()[0]), round(text.get_position()[1])): text.get_text() for text in axes.texts
+    }
+    assert [signs[place] for place in ((1, 0), (1, 1), (2, 0), (2, 1))] == ["×", "!", "…", ""]
+    hatched = [patch for patch in axes.patches if patch.get_hatch()]
+    assert [(patch.get_x(), patch.get_y()) for patch in hatched] == [(1.5, 0.5)]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["best α of a λ", "× diverged", "! failed", "… not finished", "not run"]
+    marks = {patch.get_facecolor()[:3] for patch in axes.patches if patch.get_fill() and patch.get_x() > 0}
+    assert to_rgb("#EDEDED") not in marks
+
+
+def test_a_half_finished_grid_shows_what_is_still_to_come(tmp_path: Path) -> None:
+    """sweep.json knows of cells that have not begun; a damaged one is said, and what is there is drawn."""
+    folder = tmp_path / "sweep"
+    add_cell(folder / "0", lam=1.0, alpha=0.1)
+    words = [
+        f"optimizer.lam={lam} optimizer.alpha={alpha} seed=0".split() for lam in (1, 2) for alpha in (0.1, 30)
+    ]
+    cells = [{"folder": str(number), "overrides": each} for number, each in enumerate(words)]
+    SweepFolder(folder).write({"cells": cells})
+    grid = only_grid(tmp_path)
+    assert (grid.lams, grid.alphas) == ((1.0, 2.0), (0.1, 30.0))
+    states = [grid.cell(lam, alpha).state for lam in grid.lams for alpha in grid.alphas]
+    assert states == ["finite", "not run", "not run", "not run"]
+    assert list(grid.column(1.0)) == [0.1]
+    axes = drawn(only_set(tmp_path), "fig2c").axes[0]
+    assert "all" not in "".join(text.get_text() for text in axes.texts)
+    assert load_runs(tmp_path).omitted == ()
+    (folder / "sweep.json").write_text("{")
+    (line,) = load_runs(tmp_path).omitted
+    assert "sweep.json" in line
+    assert only_grid(tmp_path).lams == (1.0,)
+
+
+def test_a_lambda_without_a_finite_cell_is_said_to_have_diverged_whole(tmp_path: Path) -> None:
+    add_grid(tmp_path, RSNA, lams=(1,))
+    for alpha in (0.1, 100.0):
+        add_cell(tmp_path / f"x{alpha}", losses=[9.0], epochs=10, state="diverged", lam=0.25, alpha=alpha)
+    axes = drawn(only_set(tmp_path), "fig2c").axes[0]
+    (text,) = (text for text in axes.texts if "all" in text.get_text())
+    assert (text.get_text(), text.get_position()[0]) == ("all\ndiverged", 0)
+    assert only_grid(tmp_path).best_alpha(0.25) is None
+
+
+def test_a_cell_of_several_seeds_shows_their_median_a_diverged_one_counted_as_infinite(
+    tmp_path: Path,
+) -> None:
+    for seed, loss in enumerate((0.2, 0.1, 0.4)):
+        add_cell(tmp_path / f"a{seed}", loss, seed=seed, alpha=0.1)
+    for seed, loss in enumerate((0.2, 0.1)):
+        add_cell(tmp_path / f"b{seed}", loss, seed=seed, alpha=1.0)
+        add_cell(tmp_path / f"c{seed}", losses=[9.0], epochs=10, state="diverged", seed=seed, alpha=3.0)
+    add_cell(tmp_path / "b2", losses=[9.0], epochs=10, state="diverged", seed=2, alpha=1.0)
+    add_cell(tmp_path / "c2", 0.1, seed=2, alpha=3.0)
+    grid = only_grid(tmp_path)
+    assert [grid.cell(1.0, alpha).loss for alpha in (0.1, 1.0, 3.0)] == [0.2, 0.2, None]
+    assert [grid.cell(1.0, alpha).num_diverged for alpha in (0.1, 1.0, 3.0)] == [0, 1, 2]
+    figure = drawn(only_set(tmp_path), "fig2c")
+    assert "1×" in texts(figure)
+    assert "n×: n seeds diverged" in texts(figure)
+    assert "median of 3 seeds" in texts(figure)
+
+
+def test_the_grid_as_a_table_has_a_row_a_seed_with_its_status(tmp_path: Path) -> None:
+    """F10: what goes to a dashboard beside the image."""
+    add_cell(tmp_path / "a", 0.2)
+    add_cell(tmp_path / "b", losses=[9.0], epochs=10, state="diverged", seed=1)
+    add_cell(tmp_path / "c", losses=[], epochs=10, state="failed", lam=2.0)
+    names = ("lam", "alpha", "seed", "train_loss", "status")
+    assert [tuple(row[name] for name in names) for row in only_grid(tmp_path).table()] == [
+        (1.0, 0.1, "0", 0.2, "finite"),
+        (1.0, 0.1, "1", None, "diverged"),
+        (2.0, 0.1, None, None, "failed"),
+    ]
+
+
+def test_a_nan_in_the_shown_epoch_is_no_loss(tmp_path: Path) -> None:
+    """A NaN cell of metrics.csv: not a grey, not a point, and no crash."""
+    add_cell(tmp_path / "a", alpha=0.1)
+    add_cell(tmp_path / "b", losses=[0.5] * 9 + [math.nan], alpha=1.0)
+    assert only_grid(tmp_path).cell(1.0, 1.0).state == "diverged"
+    curve = tmp_path / "curve"
+    add_curve(curve, "fig1/afad_sgd_bn", "sgd", "resnet_bn", 0, 3, AFAD)
+    csv = next(curve.rglob("metrics.csv"))
+    lines = csv.read_text().splitlines()
+    cells = lines[2].split(",")
+    cells[lines[0].split(",").index("train_loss")] = "nan"
+    csv.write_text("\n".join([*lines[:2], ",".join(cells), *lines[3:]]) + "\n")
+    points = drawn(only_set(curve), "fig1b").axes[0].get_lines()[0].get_xdata().tolist()
+    assert points == [1.0, 3.0]
+
+
+def test_whole_numbers_from_a_command_line_are_the_same_values(tmp_path: Path) -> None:
+    """optimizer.lam=1 is the 1.0 of conf/optimizer/ggn.yaml: one cell, one curve."""
+    add_cell(tmp_path / "a", 0.2, lam=1, alpha=1)
+    add_cell(tmp_path / "b", 0.4, lam=1.0, alpha=1.0, seed=1)
+    grid = only_grid(tmp_path)
+    assert list(grid.cells) == [(1.0, 1.0)]
+    assert grid.cell(1.0, 1.0).loss == pytest.approx(0.3)
+
+
+def test_the_best_alpha_is_the_one_that_experiments_take(tmp_path: Path) -> None:
+    """Figures mark what ``${gramgn.best_alpha:...}`` of conf/sweep/lambda_alpha_curves.yaml would choose."""
+    rng = random.Random(0)
+    chosen = set()
+    for case in range(12):
+        cells: list[tuple[float, float]] = []
+        for alpha in (0.1, 1.0, 10.0):
+            for seed in range(2):
+                loss = rng.choice((0.1, 0.2, 0.3, math.nan))
+                cells.append((alpha, loss))
+                state = "diverged" if math.isnan(loss) else "done"
+                add_cell(tmp_path / f"{case}" / f"{alpha}-{seed}", loss, alpha=alpha, seed=seed, state=state)
+        chosen.add(choose_alpha(cells))
+        assert only_grid(tmp_path / f"{case}").best_alpha(1.0) == choose_alpha(cells)
+    assert len(chosen) > 2
+
+
+def test_two_grids_are_not_mixed(tmp_path: Path) -> None:
+    """A grid on fewer images, or longer, stands aside whole; figure 2b takes its best alpha from the one shown."""
+    add_grid(tmp_path / "a", RSNA, lams=(1, 2))
+    add_cell(tmp_path / "b", 0.0001, lam=1.0, alpha=100.0, dataset=RSNA | {"summary": {"used": 99}})
+    add_cell(tmp_path / "c", 0.0001, lam=1.0, alpha=300.0, losses=[0.0001] * 20)
+    grid = only_grid(tmp_path)
+    assert grid.alphas == ALPHAS
+    assert len(only_set(tmp_path).notes) == 2
+
+
+def test_lambdas_of_the_named_sweep_are_those_of_these_tests(repository: Path) -> None:
+    """The made-up grid has the axes of conf/sweep/lambda_alpha.yaml."""
+    text = (repository / "conf" / "sweep" / "lambda_alpha.yaml").read_text()
+    assert f"optimizer.lam: {','.join(f'{lam:g}' for lam in LAMS)}\n" in text
+    assert f"optimizer.alpha: {','.join(f'{alpha:g}' for alpha in ALPHAS)} " in text

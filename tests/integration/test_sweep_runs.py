@@ -1,0 +1,219 @@
+"""Sweeps from command line to records: isolation, failures, what is checked beforehand, several jobs at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from house import BLOBS, SMALL, Call, House, read_rows, read_run, wait_until
+from sweeps import SLOW, TINY, cell, states, sweep_of
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_half_of_the_jobs_fail_and_the_others_do_not_notice(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H02, H15: exception, full memory and crash: each in its log, at once and in the table; exit code 1."""
+    assert call(*SMALL, "dataset.bad='crash','memory','abort',''", "name=faults", multirun=True) == 1
+    err = capsys.readouterr().err
+    before, table = err.split("4 jobs in")
+    assert [line.split()[0] for line in table.splitlines()[1:5]] == ["failed"] * 3 + ["done"]
+    assert states(house, "faults") == ["failed"] * 3 + ["done"]
+    reasons = ("the plug-in's own mistake", "MemoryError", "killed by SIGABRT")
+    for reason, found in zip(reasons, sweep_of(house, "faults").cells(), strict=False):
+        line = next(line for line in before.splitlines() if line.startswith("[") and reason in line)
+        assert f"{found.folder.name}/output.log" in line
+        assert reason in table
+        assert reason in (found.error or "")
+        assert read_run(found.folder)["state"] == "failed"
+    log = (cell(house, "dataset.bad='crash'", "faults").folder / "output.log").read_text()
+    assert "Traceback" in log
+    assert "RuntimeError" in log
+    assert "Traceback" not in err
+
+
+def test_stop_begins_no_further_job(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """H16: on_failure=stop: the first failure ends the sweep, exit code 1; continue then does the rest."""
+    faults = (*SMALL, "dataset.bad='','crash','nan'", "name=stopped")
+    assert call(*faults, "on_failure=stop", multirun=True) == 1
+    assert "no further one was begun" in capsys.readouterr().err
+    assert states(house, "stopped") == ["done", "failed", "waiting"]
+    assert call(*faults, multirun=True) == 1
+    assert states(house, "stopped") == ["done", "failed", "failed"]
+    assert "on_failure" not in read_run(house.runs()[0])["config"]
+
+
+def test_a_fault_of_all_jobs_is_one_message(house: House) -> None:
+    """H16: raw data that is not there: found once, before any job, nothing on disk."""
+    before, start = house.files(), time.monotonic()
+    done = house.run("-m", "dataset=afad", "seed=0,1,2,3", "tracking=none")
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert "scripts/prepare_data.py" in done.stderr
+    assert "the same for all 4 jobs" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert house.files() == before
+    assert time.monotonic() - start < 60  # a hang, not a measurement: the machine may be busy
+
+
+def test_faulty_jobs_are_found_before_the_first(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """H16: stop refuses the sweep and leaves nothing; continue does the others, and says so of each at once."""
+    options = (*SMALL, "optimizer.lam=-1,1,abc", "name=some")
+    before = house.files()
+    assert call(*options, "on_failure=stop", multirun=True) == 2
+    err = capsys.readouterr().err
+    assert "2 of 3 jobs cannot be run" in err
+    assert "optimizer.lam='abc' must be a number" in err
+    assert err.count("error:") == 1
+    assert house.files() == before
+    assert call(*options, multirun=True) == 1
+    assert states(house, "some") == ["failed", "done", "failed"]
+    failed = cell(house, "optimizer.lam=abc", "some")
+    assert "must be a number" in (failed.error or "")
+    assert "must be a number" in (failed.folder / "output.log").read_text()
+    assert not (failed.folder / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["on_failure=maybe"], "on_failure='maybe' must be continue or stop"),
+        (["hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs=0"),
+        (["hydra.launcher.threads_per_job=x"], "hydra.launcher.threads_per_job='x'"),
+        (["hydra.launcher.gpus=[]"], "hydra.launcher.gpus=[]"),
+        (["hydra.sweeper.points=[3]"], "hydra.sweeper.points=[3]"),
+        (["hydra.sweeper.extend={key:seed}"], "hydra.sweeper.extend"),
+        (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0"),
+        (["hydra.launcher.jobs=2"], "jobs"),
+        (["resume=outputs/runs/a,outputs/runs/b"], "resume= is for a single run"),
+        (["hydra/launcher=basic"], "hydra/launcher=isolated"),
+        (["hydra.sweep.subdir=one"], "two different jobs have the same folder"),
+        (["optimizer.lam=interval(0,1)"], "names no values"),
+        (["optimizer.lamm=1,2"], "did you mean 'optimizer.lam'"),
+        (["sweep=seedz"], "did you mean 'seeds'"),
+    ],
+)
+def test_bad_sweeps_are_refused(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    """H09, H17: one message, exit code 2, nothing on disk."""
+    before = house.files()
+    assert call(*SMALL, "seed=0,1", *options, multirun=True) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("error:") == 1
+    assert "Traceback" not in err
+    assert house.files() == before
+
+
+def test_a_read_only_place_is_one_message(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (house.root / "outputs").mkdir()
+    (house.root / "outputs" / "sweeps").write_text("a file where a folder should be")
+    assert call(*SMALL, "seed=0,1", multirun=True) == 2
+    err = capsys.readouterr().err
+    assert str(house.root / "outputs" / "sweeps") in err
+    assert "Traceback" not in err
+
+
+def test_several_jobs_at_once(house: House) -> None:
+    """H30: two at a time with one thread each, GPUs handed out one a job, no process that had touched CUDA."""
+    options = (*SLOW, "dataset._target_=outside.Telling", "seed=range(4)", "trainer.epochs=1", "name=four")
+    options += ("hydra/launcher=joblib", "hydra.launcher.threads_per_job=1", "hydra.launcher.gpus=[5,7]")
+    done = house.run(*options, "+hydra.job.env_set.GREETING=hello", OMP_NUM_THREADS="4")
+    assert done.returncode == 0, done.stderr
+    folders = [each.folder for each in sweep_of(house, "four").cells()]
+    told = ["".join(line for line in _log(folder) if line.startswith("gpus=")) for folder in folders]
+    assert [line.split()[1:] for line in told] == [["threads=1", "clean=True", "env=hello"]] * 4
+    assert sorted(line.split()[0] for line in told) == ["gpus=5", "gpus=5", "gpus=7", "gpus=7"]
+    assert [read_run(folder)["threads"] for folder in folders] == [1] * 4
+    record = sweep_of(house, "four").read()
+    spans = [(_time(each["started"]), _time(each["ended"])) for each in record["cells"]]
+    assert max(sum(start <= other < stop for start, stop in spans) for other, _ in spans) == 2
+    assert record["n_jobs"] == 2
+
+
+def test_jobs_leave_nothing_in_memory(house: House) -> None:
+    """H11, H15: every job starts with the same memory, failed ones between them included."""
+    options = [entry for entry in SMALL if not entry.startswith("model")]
+    options += ["model=resnet_fixup", "trainer.epochs=1", "seed=range(8)", "dataset.bad='',memory"]
+    done = house.run("-m", *BLOBS, *options, "name=many")
+    assert done.returncode == 1, done.stderr
+    cells = [each for each in sweep_of(house, "many").cells() if each.state == "done"]
+    assert len(cells) == 8
+    peaks = [float(read_rows(each.folder)[0]["peak_mem_mib"]) for each in cells]
+    assert max(peaks) < 1.05 * min(peaks)
+
+
+def test_the_sweeping_process_needs_no_torch(house: House) -> None:
+    """H30: what composes and watches imports neither torch nor wandb, and so can never touch CUDA."""
+    code = (
+        "import sys, runpy; sys.argv = ['train.py', *sys.argv[1:]]\n"
+        "try:\n    runpy.run_path('train.py', run_name='__main__')\n"
+        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "assert not {'torch', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)"
+    )
+    done = house.script("-c", code, *TINY, "seed=0,1")
+    assert done.returncode == 0, done.stderr
+    assert states(house) == ["done", "done"]
+
+
+def test_names_of_folders(call: Call, house: House) -> None:
+    """H32: short and safe, the same whatever the order and the number of values; all overrides in a file."""
+    long = [f"+recipe.{key}=8" for key in ("alpha", "sgd_lr", "warm_start")]
+    odd = ("init_from=null", *long, "trainer.epochs=1", "optimizer.lam=1,2")
+    assert call(*SMALL, *odd, multirun=True) == 0
+    sweep = sweep_of(house)
+    assert sweep.path.name.startswith("adhoc-")
+    before = {each.folder for each in sweep.cells()}
+    assert all(len(folder.name) <= 70 for folder in before)
+    assert "+recipe.warm_start=8" in sweep.cells()[0].overrides
+    assert "optimizer.lam=1,2" in sweep.read()["command"]
+    assert call(*reversed(odd), *SMALL, "tracking=none", "on_failure=stop", multirun=True) == 0
+    assert {each.folder for each in sweep_of(house).cells()} == before
+
+
+def test_a_named_sweep_has_its_name(call: Call, house: House) -> None:
+    """DESIGN, folders: the named sweep's name alone only where nothing else was chosen."""
+    assert call(*SMALL, "sweep=seeds", "seed=5", "trainer.epochs=1") == 0
+    assert sweep_of(house).path.name.startswith("seeds-")
+
+
+def test_the_record_of_a_sweep(call: Call, house: House) -> None:
+    assert call(*SMALL, "trainer.epochs=1", "seed=1,2", "optimizer=ggn,sgd", "name=two", multirun=True) == 0
+    record = sweep_of(house, "two").read()
+    assert record["axes"] == {"seed": ["1", "2"], "optimizer": ["ggn", "sgd"]}
+    assert len(record["starts"]) == 1
+    assert record["starts"][0]["versions"]["torch"]
+    for entry in record["cells"]:
+        folder = sweep_of(house, "two").path / entry["folder"]
+        assert entry["state"] == read_run(folder)["state"] == "done"
+        assert entry["exit_code"] == 0
+        assert _time(entry["started"]) <= _time(entry["ended"])
+        assert read_run(folder)["group"] == "two"
+        assert entry["overrides"] == read_run(folder)["overrides"]
+    assert str(house.root) not in json.dumps(record)
+
+
+def test_every_cell_is_listed_before_the_first_job(house: House) -> None:
+    process = house.start(*SLOW, "seed=0,1,2", "name=listed")
+    sweep = sweep_of(house, "listed")
+    wait_until(lambda: sweep.sweep_json.is_file(), process)
+    assert len(sweep.read()["cells"]) == 3
+    process.terminate()
+    process.communicate(timeout=30)
+
+
+def _log(folder: Path) -> list[str]:
+    return (folder / "output.log").read_text().splitlines()
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

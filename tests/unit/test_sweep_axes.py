@@ -1,0 +1,118 @@
+"""The jobs of a sweep as lists of overrides: points, extension, what varies, and the text before the first job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gramgn.app._sweep._axes import (
+    Command,
+    Extension,
+    axes_of,
+    chunks,
+    extended,
+    grid_text,
+    read_extension,
+    read_points,
+    with_points,
+)
+from gramgn.errors import ConfigError
+
+GRID = [("seed=0", "trainer=laptop"), ("seed=1", "trainer=laptop")]
+
+
+def test_points_are_taken_with_all_of_the_grid() -> None:
+    points = read_points(["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4"])
+    jobs = with_points(points, GRID, ["trainer=laptop"])
+    assert jobs == [
+        ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[0]),
+        ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[1]),
+        ("optimizer.lam=4", *GRID[0]),
+        ("optimizer.lam=4", *GRID[1]),
+    ]
+    assert with_points([], GRID, []) == GRID
+
+
+def test_the_command_line_replaces_a_key_of_the_points() -> None:
+    points = read_points(["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4 optimizer.alpha=0.1"])
+    jobs = with_points(points, [("optimizer.lam=9",)], ["optimizer.lam=9"])
+    assert jobs == [("optimizer.alpha=0.1", "optimizer.lam=9")]
+
+
+class Outcomes:
+    """Runs jobs on paper: those that the table does not name diverge."""
+
+    def __init__(self, finite: set[str], failed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+        self.finite, self.failed = finite, failed
+        self.launched: list[list[Command]] = []
+
+    def __call__(self, jobs: Sequence[Command]) -> Mapping[Command, str]:
+        self.launched.append(list(jobs))
+        return {job: self.state(" ".join(sorted(job))) for job in jobs}
+
+    def state(self, job: str) -> str:
+        return "done" if job in self.finite else "failed" if job in self.failed else "diverged"
+
+
+def column_grid(alphas: Sequence[int], lams: Sequence[int]) -> list[Command]:
+    return [(f"lam={lam}", f"alpha={alpha}") for lam in lams for alpha in alphas]
+
+
+def test_a_column_without_a_finite_cell_is_extended_until_one_is() -> None:
+    outcomes = Outcomes({"alpha=1 lam=2", "alpha=100 lam=1"})
+    extended(column_grid([1, 3], [1, 2]), Extension("alpha", ("10", "100", "1000")), outcomes)
+    assert outcomes.launched[1:] == [[("alpha=10", "lam=1")], [("alpha=100", "lam=1")]]
+
+
+def test_a_column_that_never_ends_finite_takes_all_values() -> None:
+    outcomes = Outcomes(set())
+    extended(column_grid([1], [1, 2]), Extension("alpha", ("10", "100")), outcomes)
+    assert [len(jobs) for jobs in outcomes.launched] == [2, 2, 2]
+
+
+def test_a_column_with_a_failed_cell_is_not_extended() -> None:
+    """What a failed job would have done is not known: it is no reason to go on."""
+    outcomes = Outcomes(set(), {"alpha=1 lam=1"})
+    extended(column_grid([1, 3], [1]), Extension("alpha", ("10",)), outcomes)
+    assert len(outcomes.launched) == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"key": "seed"}, {"key": "seed", "values": []}, "seed=1", {"key": 3, "values": [1]}]
+)
+def test_an_extension_that_is_none(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.extend=.*e\.g\. \{key: optimizer\.alpha"):
+        read_extension(given)
+    assert read_extension(None) is None
+    assert read_extension({"key": "a", "values": [1, 2.5]}) == Extension("a", ("1", "2.5"))
+
+
+@pytest.mark.parametrize("given", ["seed=1", [3], [""], [["seed=1"]]])
+def test_points_that_are_none(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.points=.*must be a list of overrides"):
+        read_points(given)
+
+
+def test_what_varies() -> None:
+    jobs = [("a=1", "b=x", "c=0"), ("a=2", "b=x"), ("a=1", "b=x", "c=0")]
+    assert axes_of(jobs) == {"a": ["1", "2"], "c": ["0"]}
+    assert axes_of(jobs[:1]) == {}
+
+
+def test_the_text_of_a_grid() -> None:
+    assert (
+        grid_text({"lam": ["1", "2"], "seed": ["0", "1", "2"]}, 6)
+        == "grid: lam = 1, 2 x seed = 0, 1, 2: 6 jobs"
+    )
+    assert grid_text({"lam": ["1", "2"], "alpha": ["3"]}, 3) == "3 jobs over lam = 1, 2; alpha = 3"
+    assert grid_text({}, 1) == "1 job"
+    assert grid_text({"seed": [str(seed) for seed in range(40)]}, 40).endswith("11, ...: 40 jobs")
+
+
+def test_batches() -> None:
+    assert [list(each) for each in chunks([("a",), ("b",), ("c",)], 2)] == [[("a",), ("b",)], [("c",)]]
+    assert [list(each) for each in chunks([("a",), ("b",)], None)] == [[("a",), ("b",)]]
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="max_batch_size"):
+            list(chunks([("a",)], size))  # type: ignore[arg-type]
