@@ -15,16 +15,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def _torch_settings_stay() -> Iterator[None]:
     """Put torch's process-wide switches back: a run sets them, and the next test must not see that."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        yield
-        return
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-    deterministic, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    threads = torch.get_num_threads() if torch is not None else None
+    _set_torch_defaults()  # a fixture of the whole module may have made a run before
     yield
-    cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
-    torch.use_deterministic_algorithms(deterministic)
-    torch.set_num_threads(threads)
+    _set_torch_defaults()
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def _set_torch_defaults() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        cuda.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = False, True, False, False
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -135,6 +135,16 @@ def test_the_same_sweep_twice_at_once_is_refused(house: House) -> None:
     assert states(house) == ["done", "done"]
 
 
+def test_two_starts_at_the_same_moment(house: House) -> None:
+    """H06: one of them does the sweep, the other is refused, whoever comes first."""
+    both = [house.start(*SLOW, "optimizer.sleep_s=0.3", "seed=0,1") for _ in range(2)]
+    ended = {process.returncode: err for process in both for _, err in [process.communicate(timeout=120)]}
+    assert set(ended) == {0, 2}, ended
+    assert "is running already" in ended[2]
+    assert states(house) == ["done", "done"]
+    assert [read_run(folder)["resume_count"] for folder in house.runs()] == [0, 0]
+
+
 def test_a_stop_before_the_first_job_leaves_nothing(house: House) -> None:
     process = house.start(*PAIR)
     stderr = process.stderr

@@ -35,13 +35,13 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
 
 
 def from_hydra(error: BaseException) -> bool:
-    """Tell whether an error was raised by Hydra or OmegaConf itself: then it is about the command line."""
+    """Tell whether an error was raised by Hydra, OmegaConf or a sweeper's search: then it is about the command."""
     trace = error.__traceback__
     module = ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         trace = trace.tb_next
-    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4")
+    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "optuna")
 
 
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:

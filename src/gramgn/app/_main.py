@@ -23,6 +23,7 @@ from gramgn.app._sweep._launcher import (
     choices_of,
     close_sweep,
     conclude_sweep,
+    has_run_jobs,
 )
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.stopping import StopRequested, raising_signals
@@ -87,8 +88,9 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
     except Exception as error:
         if not from_hydra(error):
             raise
-        exit_code = 2
-        print(f"error: the command line cannot be used: {first_line(error)}", file=sys.stderr)
+        exit_code = 1 if has_run_jobs() else 2
+        what = "the sweeper gave up" if exit_code == 1 else "the command line cannot be used"
+        print(f"error: {what}: {first_line(error)}", file=sys.stderr)
     if code is not None:
         code[0] = exit_code or code[0]
     elif exit_code:

@@ -25,8 +25,8 @@ from gramgn.progress import say
 from gramgn.stopping import deferred_signals
 
 OTHER_LAUNCHER = (
-    "hydra/launcher= must be isolated (one job at a time) or joblib (several): others train all jobs of a sweep in one "
-    "process, where one that fails takes the others with it"
+    "this launcher would train all jobs of a sweep in one process, where one that fails takes the others with it. "
+    "Choose hydra/launcher=isolated (one job at a time) or hydra/launcher=joblib (several)"
 )
 
 
@@ -36,6 +36,11 @@ class JobFailedError(Exception):
 
 # Hydra makes the launcher and keeps it to itself: the entry point finds its sweep here, to report on it at the end.
 _open: list[Sweep] = []
+
+
+def has_run_jobs() -> bool:
+    """Tell whether a sweep of this process has begun with its jobs."""
+    return any(sweep.has_begun for sweep in _open)
 
 
 def conclude_sweep(*, mirror: bool) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ MODULES = (
     "torch._inductor",
     "torch.utils.serialization",
 )
+TO_DO = ("new", "resume", "anew")
 LISTED = 10
 
 
@@ -94,28 +95,34 @@ class Sweep:
         if self.folder.path.is_dir():
             self._take()
         plans = [review(cell) for cell in unique]
-        todo = [plan for plan in plans if plan.action in ("new", "resume", "anew")]
+        todo = [plan for plan in plans if plan.action in TO_DO]
         axes = axes_of([cell.overrides for cell in [*self.cells.values(), *unique]])
         if is_first:
             self._display.say(f"{grid_text(axes, len(unique))}\nsweep folder: {shown(self.folder.path)}")
         else:
             self._display.say(f"{len(unique)} more job{'s' * (len(unique) != 1)}")
         self._tell_kept(plans)
-        problems = {plan.cell.key: plan.reason for plan in plans if plan.action == "refuse"}
-        if todo:
-            faults = self._pool.check(todo) or []
-            problems |= {plan.cell.key: fault for plan, fault in zip(todo, faults, strict=False) if fault}
+        problems = self._problems(plans, todo)
         self._refuse(plans, problems, is_first=is_first)
+        if todo:
+            self._take_as_planned(plans)
         self.cells |= {cell.key: cell for cell in unique}
         self._note(plans, problems)
-        if not todo:
-            return
-        self._take()
-        self._begin(plans, axes)
-        runnable = [plan for plan in todo if plan.cell.key not in problems]
+        if todo:
+            self._begin(plans, axes)
+            self._do(todo, problems)
+
+    def _problems(self, plans: Sequence[Planned], todo: Sequence[Planned]) -> dict[str, str]:
+        """Return why jobs cannot be done, by folder name: another configuration is there, or they are faulty."""
+        problems = {plan.cell.key: plan.reason for plan in plans if plan.action == "refuse"}
+        faults = (self._pool.check(todo) if todo else None) or []
+        return problems | {plan.cell.key: fault for plan, fault in zip(todo, faults, strict=False) if fault}
+
+    def _do(self, todo: Sequence[Planned], problems: Mapping[str, str]) -> None:
         for plan in todo:
             if plan.cell.key in problems:
                 self._fail(plan, problems[plan.cell.key])
+        runnable = [plan for plan in todo if plan.cell.key not in problems]
         if runnable and not (self.has_failed and self._options.on_failure == "stop"):
             labels = self._labels([plan.cell for plan in runnable])
             self._pool.run(runnable, labels, self._display, self._began, self._ended)
@@ -141,6 +148,20 @@ class Sweep:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.folder.path / LOCK_FILE)
             self._pool.hold(self._lock)
+
+    def _take_as_planned(self, plans: Sequence[Planned]) -> None:
+        """Take the folder; what was planned before it was ours must still be so.
+
+        Raises:
+            InputError: If another process works on the sweep, or has done so meanwhile.
+        """
+        if self._lock is not None:
+            return
+        self._take()
+        if any(review(plan.cell).action != plan.action for plan in plans):
+            raise InputError(
+                f"another process has worked on {shown(self.folder.path)} meanwhile. Give the command again"
+            )
 
     def _tell_kept(self, plans: Sequence[Planned]) -> None:
         labels = self._labels([plan.cell for plan in plans])
