@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gramgn.app._build import build_dataset
+from gramgn.app._lock import take_lock
 from gramgn.app._main import compose_config
 from gramgn.app._paper import Chain, Step
 from gramgn.app._paper_state import Progress, duration, headline, progress, table
@@ -246,46 +247,13 @@ def _lock(chain: Chain) -> Iterator[int]:
     Raises:
         InputError: Another process runs the same chain.
     """
-    import fcntl
-
     file = _sweeps() / f".{chain.name}.lock"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise InputError(f"cannot write {shown(file)}: {error.strerror or error}") from error
+        raise InputError(f"cannot make {shown(file.parent)}: {error.strerror or error}") from error
+    descriptor = take_lock(file, f"this chain ({chain.name})", LOCK_WAIT_S)
     try:
-        end = time.monotonic() + LOCK_WAIT_S
-        while not _taken(lambda: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)):
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            if _is_alive(holder) or time.monotonic() > end:
-                raise InputError(
-                    f"this chain ({chain.name}) is running already, as process {holder or '?'}. Wait for it, or "
-                    f"stop it with: kill -INT {holder or '<its number>'}"
-                )
-            time.sleep(0.2)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _taken(lock: Callable[[], None]) -> bool:
-    try:
-        lock()
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_alive(process: str) -> bool:
-    if not process.isdigit():
-        return False
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

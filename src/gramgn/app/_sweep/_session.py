@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gramgn.app._lock import take_lock
 from gramgn.app._repository import repository, shown
 from gramgn.app._sweep._axes import axes_of, grid_text
 from gramgn.app._sweep._display import Display, Outcome, closing_table
-from gramgn.app._sweep._lock import take_lock
 from gramgn.app._sweep._options import Options
 from gramgn.app._sweep._pool import Pool
 from gramgn.app._sweep._record import SweepRecord, now_utc
@@ -146,7 +146,7 @@ class Sweep:
     def _take(self) -> None:
         if self._lock is None:
             self.folder.path.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(self.folder.path / LOCK_FILE)
+            self._lock = take_lock(self.folder.path / LOCK_FILE, f"the sweep in {self.folder.path}")
             self._pool.hold(self._lock)
 
     def _take_as_planned(self, plans: Sequence[Planned]) -> None:
