@@ -19,7 +19,7 @@ RESULTS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 
-.PHONY: help env demo test test-fast lint format paper figures report bench bench-pipeline gpu-report clean
+.PHONY: help env demo test test-fast lint format paper theory figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -62,7 +62,10 @@ format: $(READY) ## put the code into its standard form
 paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (under 2 hours)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-figures: $(READY) ## draw the finished runs into outputs/figures, or RESULTS=<CSV files> into outputs/results/figures
+theory: $(READY) ## watch the paper's two theorems and its cost analysis, into outputs/theory (under 10 minutes)
+	@$(BIN)/python scripts/theory.py
+
+figures: $(READY) ## draw finished runs and the theory into outputs/figures, or RESULTS=<CSV files> into outputs/results/figures
 	@$(BIN)/python scripts/make_figures.py $(if $(strip $(RESULTS)),--results $(RESULTS))
 
 report: $(READY) ## one page about all runs, outputs/report/index.html; RESULTS=<CSV files> instead of run folders

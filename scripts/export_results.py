@@ -40,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{path}: {summary_of(read_results([path]))}")
             return 0
         loaded = finished_runs(*given.runs)
+        if not loaded.runs:
+            raise InputError(
+                f"no finished run under {loaded.source}; the theory's files are results files as they are: "
+                "python scripts/theory.py --out outputs/results"
+            )
         try:
             given.out.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -1,4 +1,6 @@
-"""Draw the paper's panels, and comparisons of whatever else was run, from finished runs or from results files.
+"""Draw the paper's panels, the theory's figures, and comparisons of whatever else was run.
+
+From finished runs and the files of ``make theory``, or from results files:
 
 python scripts/make_figures.py                                  # outputs/ -> outputs/figures/
 python scripts/make_figures.py --runs outputs/sweeps/fig1 --out outputs/figures
@@ -18,13 +20,16 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.figures import (  # noqa: E402
+    THEORY_TITLE,
     Loaded,
     claims_table,
+    claims_text,
     figure_sets,
     finished_runs,
     make_figures,
     read_results,
     summary_table,
+    theory_claims,
 )
 
 OUTPUTS = ROOT / "outputs"
@@ -51,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         loaded = read_results(given.results) if given.results else finished_runs(*(given.runs or [OUTPUTS]))
         if given.table:
-            print(summary_table(loaded.runs), end="")
+            print(summary_table(loaded.runs) if loaded.runs else "no runs\n", end="")
         elif given.claims:
             print(all_claims(loaded), end="")
         else:
@@ -65,18 +70,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def all_claims(loaded: Loaded) -> str:
-    """Return the claims of each figure set as text.
+    """Return the claims of each figure set, and those of the theory, as text.
 
     Args:
         loaded: The runs.
 
     Raises:
-        InputError: None of them belongs to a panel of the paper.
+        InputError: There is nothing that a claim can be measured on.
     """
     sets, _ = figure_sets(loaded)
-    if not sets:
-        raise InputError("none of these runs is of a panel of the paper. `make paper` makes them.")
-    return "\n".join(claims_table(figures) for figures in sets)
+    texts = [claims_table(figures) for figures in sets]
+    if loaded.theory:
+        texts.append(claims_text(THEORY_TITLE, theory_claims(loaded.theory)))
+    if not texts:
+        raise InputError(
+            "none of these runs is of a panel of the paper, and there is nothing of the theory. `make paper` and "
+            "`make theory` make them."
+        )
+    return "\n".join(texts)
 
 
 if __name__ == "__main__":

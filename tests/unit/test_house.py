@@ -19,9 +19,10 @@ ALLOWED = {
     "tracking.records": set(),
     "tracking": {"tracking.records"},
     "training": {"optim", "tracking.records"},
-    "theory": {"optim", "models"},
+    "theory.rates": set(),
+    "theory": {"optim", "models", "theory.rates"},
     "bench": {"optim", "models"},
-    "figures": {"tracking.records"},
+    "figures": {"tracking.records", "theory.rates"},
     "report": {"figures", "tracking.records"},
     "app": {
         "optim",
@@ -32,6 +33,7 @@ ALLOWED = {
         "training",
         "figures",
         "theory",
+        "theory.rates",
         "bench",
     },
 }
@@ -42,6 +44,8 @@ ONLY_IN = {
     "matplotlib": ("src/gramgn/figures/",),
     "pandas": ("src/gramgn/figures/", "src/gramgn/data/"),
     "PIL": ("src/gramgn/data/", "scripts/"),
+    "scipy": ("src/gramgn/theory/",),
+    "sklearn": ("src/gramgn/data/",),
     "jinja2": ("src/gramgn/report/",),
 }
 TORCH_ALONE = ("optim", "models")
@@ -73,7 +77,8 @@ def package_of(dotted: str) -> str | None:
         or f"{parts[1]}" not in {name.split(".")[0] for name in ALLOWED}
     ):
         return None
-    return "tracking.records" if parts[1:3] == ["tracking", "records"] else parts[1]
+    # Parts that need no torch, for figures and status.
+    return ".".join(parts[1:3]) if parts[1:3] in (["tracking", "records"], ["theory", "rates"]) else parts[1]
 
 
 def modules(repository: Path) -> list[tuple[Path, str]]:

@@ -6,6 +6,7 @@ function that returns a ``Prepared``, one line in ``_paths.py``.
 
 from gramgn.bench._machine import Machine, describe, find_device, safe
 from gramgn.bench._measure import Result, Row, Settings, measure
+from gramgn.bench._parts import Parts, time_parts
 from gramgn.bench._paths import DEFAULT_PATHS, PATHS, Path, choose_paths
 from gramgn.bench._problem import Problem, Shape, make_problem
 from gramgn.bench._report import (
@@ -29,6 +30,7 @@ __all__ = [
     "PATHS",
     "Fit",
     "Machine",
+    "Parts",
     "Path",
     "Problem",
     "Result",
@@ -55,5 +57,6 @@ __all__ = [
     "sweep_text",
     "table",
     "targets_text",
+    "time_parts",
     "write_csv",
 ]

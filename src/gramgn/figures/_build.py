@@ -26,9 +26,12 @@ from ._panels import FigureSet, Panel
 from ._run import digest
 from ._sort import figure_sets
 from ._style import house_style
+from ._theory_draw import TheoryFigure, theory_figures
 
 _KINDS = {"loss": LOSSES, "error": ERRORS}
 FORMATS = ("pdf", "png")
+THEORY = "theory"
+"""The figure set of the theory's figures."""
 _PNG_DPI = 200
 # Without these entries a file does not tell when and by which version it was made: same data, same bytes.
 _METADATA: dict[str, dict[str, None]] = {
@@ -46,9 +49,10 @@ class Drawing:
         stem: Its file name without ending, e.g. ``"fig1a-synthetic-laptop"``.
         title: What it shows, in words.
         panel: The paper's panel; ``None`` for the page and for comparisons.
-        figure_set: Name of its figure set; ``None`` for comparisons.
+        figure_set: Name of its figure set, ``"theory"`` for the theory's; ``None`` for comparisons.
         inputs: Hash of all that it shows.
         draw: Draws it; ``None`` as result if there is nothing to show.
+        alt: For the theory's figures, the same in words for readers who cannot see it.
     """
 
     stem: str
@@ -57,6 +61,7 @@ class Drawing:
     figure_set: str | None
     inputs: str
     draw: Callable[[], Figure | None]
+    alt: str = ""
 
     def render(self, extension: str) -> bytes | None:
         """Return the file's content, the same bytes each time on one machine.
@@ -100,7 +105,7 @@ def finished_runs(*roots: Path, report: Callable[[str], None] = say) -> Loaded:
     loaded = load_runs(*roots)
     for line in loaded.omitted:
         report(f"left out {line}")
-    if not loaded.runs:
+    if not loaded:
         raise InputError(
             f"no finished run under {loaded.source}. Make some with `make demo` (a few minutes), or "
             "one with `python train.py trainer=laptop`."
@@ -124,6 +129,7 @@ def drawings(loaded: Loaded, *, report: Callable[[str], None] = say) -> list[Dra
     for comparison in compare(rest):
         for kind, columns in _KINDS.items():
             found.append(_of_comparison(comparison.legible(), kind, columns))
+    found += [_of_theory(figure) for figure in theory_figures(loaded.theory)]
     return found
 
 
@@ -199,6 +205,13 @@ def _inputs_of(figures: FigureSet, family: str) -> str:
     if family == "grid" and figures.grid is not None:
         cells = [[pair, cell.state] for pair, cell in sorted(figures.grid.cells.items())]
     return digest([[run.fingerprint for run in figures.runs(family)], cells])
+
+
+def _of_theory(figure: TheoryFigure) -> Drawing:
+    inputs = digest([figure.stem, [repr(row) for row in figure.inputs]])
+    return Drawing(
+        figure.stem, f"{figure.number}: {figure.title}", None, THEORY, inputs, figure.draw, figure.alt
+    )
 
 
 def _of_comparison(comparison: Comparison, kind: str, columns: tuple[str, ...]) -> Drawing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ._grid import Grid
@@ -25,10 +25,12 @@ class Measurement:
     Attributes:
         name: What was measured, in words.
         values: By seed; infinite or zero where a run diverged or a level was never reached.
+        unit: What there is a value for each of.
     """
 
     name: str
     values: Mapping[str, float]
+    unit: str = "seed"
 
     @property
     def median(self) -> float:
@@ -40,8 +42,8 @@ class Measurement:
         """Median, least and greatest, and the number of seeds, e.g. ``"2.1 (1.8 to 2.4, 3 seeds)"``."""
         low, high = min(self.values.values()), max(self.values.values())
         if len(self.values) == 1:
-            return f"{self.median:.3g} (1 seed)"
-        return f"{self.median:.3g} ({low:.3g} to {high:.3g}, {len(self.values)} seeds)"
+            return f"{self.median:.3g} (1 {self.unit})"
+        return f"{self.median:.3g} ({low:.3g} to {high:.3g}, {len(self.values)} {self.unit}s)"
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,19 @@ def claims_table(figures: FigureSet) -> str:
         figures: The figure set.
     """
     kind = "SYNTHETIC stand-in images" if figures.kind == "synthetic" else "real images"
-    lines = [f"Claims of the paper, {kind}, {figures.scale} scale, on {figures.device}"]
-    for claim in claims(figures):
+    title = f"Claims of the paper, {kind}, {figures.scale} scale, on {figures.device}"
+    return claims_text(title, claims(figures))
+
+
+def claims_text(title: str, found: Sequence[Claim]) -> str:
+    """Return claims with what was measured as text, in lines of at most 100 characters.
+
+    Args:
+        title: The first line.
+        found: The claims.
+    """
+    lines = [title]
+    for claim in found:
         details = [f"{measurement.name}: {measurement.text}" for measurement in claim.measurements]
         details += [claim.note] if claim.note else []
         lines += ["", *_wrapped(f"[{claim.verdict}] {claim.text} (figure {claim.figures})", "")]

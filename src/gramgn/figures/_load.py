@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from gramgn.tracking.records import RunFolder, find_runs
 from ._planned import planned_cells
 from ._run import Run
 from ._shape import check_shape
+from ._theory_table import Theory, find_theory, read_theory
 
 SHOWN = ("done", "diverged")
 
@@ -30,6 +31,7 @@ class Loaded:
         omitted: For each run left out ``"<path>: <why>"``.
         source: Where was looked, for messages.
         waiting: Cells of a grid that its sweep has not begun.
+        theory: What the theory's studies measured.
     """
 
     runs: tuple[Run, ...]
@@ -37,16 +39,24 @@ class Loaded:
     omitted: tuple[str, ...]
     source: str
     waiting: tuple[Run, ...] = ()
+    theory: Theory = field(default_factory=Theory)
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to show."""
+        return bool(self.runs or self.theory)
 
 
 def load_runs(*roots: Path) -> Loaded:
-    """Read all runs under some folders.
+    """Read all runs under some folders, and the theory's files in their folder ``theory``.
 
     A run is shown if it is done or diverged and its metrics are whole. Of several runs with the same settings
     and seed the newest is shown.
 
     Args:
         *roots: Folders to search, to any depth. Paths are relative to the folder they have in common.
+
+    Raises:
+        InputError: A file of the theory is damaged.
     """
     base = Path(os.path.commonpath([Path(root).absolute() for root in roots]))
     folders = {folder.path: folder for root in roots for folder in find_runs(root)}
@@ -72,7 +82,9 @@ def load_runs(*roots: Path) -> Loaded:
     except InputError as error:
         omitted.append(f"cells that have not begun: {error}")
     source = ", ".join(str(Path(root).absolute()) for root in roots)
-    return replace(keep_newest(runs, unfinished, omitted, source), waiting=tuple(waiting))
+    theory = read_theory(path for root in roots for path in find_theory(Path(root)))
+    found = keep_newest(runs, unfinished, omitted, source)
+    return replace(found, waiting=tuple(waiting), theory=theory)
 
 
 def keep_newest(

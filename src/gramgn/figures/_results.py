@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gramgn.tracking.records import METRIC_COLUMNS, Row, write_atomic
 from ._columns import METRICS, RESULT_COLUMNS, RUN_COLUMNS, Column
 from ._load import SHOWN, Loaded, check, keep_newest
 from ._run import OTHER_SETTINGS, Run
+from ._theory_table import is_theory_file, read_theory
 
 
 def write_results(loaded: Loaded, path: Path, *, report: Callable[[str], None] = say) -> int:
@@ -50,7 +52,7 @@ def read_results(paths: Sequence[Path]) -> Loaded:
     """Read results files and check them against the schema.
 
     Args:
-        paths: CSV files of :func:`write_results`.
+        paths: CSV files of :func:`write_results`, and the theory's of :func:`write_theory`.
 
     Returns:
         The runs of all files; of runs that stand in several the newest.
@@ -60,10 +62,12 @@ def read_results(paths: Sequence[Path]) -> Loaded:
     """
     runs: list[Run] = []
     unfinished: list[Run] = []
+    of_theory = [path for path in paths if is_theory_file(path)]
     for path in paths:
-        for run in _runs_of(path):
+        for run in _runs_of(path) if path not in of_theory else ():
             (runs if run.state in SHOWN else unfinished).append(run)
-    return keep_newest(runs, unfinished, [], ", ".join(str(path) for path in paths))
+    found = keep_newest(runs, unfinished, [], ", ".join(str(path) for path in paths))
+    return replace(found, theory=read_theory(of_theory))
 
 
 def _runs_of(path: Path) -> Iterator[Run]:
@@ -203,6 +207,8 @@ def summary_of(loaded: Loaded) -> str:
     names = _counted(
         run.sweep or run.experiment or "other runs" for run in [*loaded.runs, *loaded.unfinished]
     )
+    if loaded.theory and not loaded.runs:
+        return f"the theory: {len(loaded.theory.runs)} runs, {len(loaded.theory.costs)} timed steps"
     left = f", {len(loaded.unfinished)} unfinished" if loaded.unfinished else ""
     return f"{len(loaded.runs)} runs{left}: " + ", ".join(
         f"{count} of {name}" for name, count in names.items()

@@ -43,7 +43,7 @@ def make_report(
         InputError: There is no run at all, an input is damaged, or a file cannot be written.
     """
     found = _from_results(results) if results else _from_folders(Path(runs).absolute())
-    if not found.entries and not found.problems:
+    if not found.entries and not found.problems and not found.loaded:
         raise InputError(
             f"no run in {found.place}. Make some with `make demo` (a few minutes), or one with "
             "`python train.py trainer=laptop`."
@@ -52,11 +52,19 @@ def make_report(
     left_out = list(found.left_out)
     sets, _ = figure_sets(found.loaded)
     pictures: list[PictureSet] = []
-    if found.loaded.runs:
+    if found.loaded:
         make_figures(found.loaded, figures, report=lambda line: None)
         pictures = picture_sets(sets, drawings(found.loaded, report=left_out.append), figures)
     write_atomic(
-        out, render(found.entries, found.problems, claim_groups(sets), pictures, left_out, found.source)
+        out,
+        render(
+            found.entries,
+            found.problems,
+            claim_groups(sets, found.loaded.theory),
+            pictures,
+            left_out,
+            found.source,
+        ),
     )
     report(f"{len(found.entries)} runs, {len(found.problems)} of them listed as not ended well")
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gramgn.figures import Claim, FigureSet, Measurement, claims
+from gramgn.figures import THEORY_TITLE, Claim, FigureSet, Measurement, Theory, claims, theory_claims
 
 from ._alt import set_title
 from ._table import NOTHING, number_text
@@ -21,7 +21,7 @@ class Number:
         median: Median over seeds.
         least: The least of a seed.
         greatest: The greatest of a seed.
-        seeds: Number of seeds.
+        seeds: Number of seeds, or of what else there is a value for each of, with its name.
     """
 
     name: str
@@ -67,13 +67,17 @@ class ClaimGroup:
     claims: list[ClaimRow]
 
 
-def claim_groups(sets: list[FigureSet]) -> list[ClaimGroup]:
-    """Return the claims, measured in each figure set.
+def claim_groups(sets: list[FigureSet], theory: Theory) -> list[ClaimGroup]:
+    """Return the claims, measured in each figure set, and those of the theory.
 
     Args:
         sets: Figure sets.
+        theory: What the theory's studies measured.
     """
-    return [ClaimGroup(set_title(figures), [_row(claim) for claim in claims(figures)]) for figures in sets]
+    found = [ClaimGroup(set_title(figures), [_row(claim) for claim in claims(figures)]) for figures in sets]
+    if theory:
+        found.append(ClaimGroup(THEORY_TITLE, [_row(claim) for claim in theory_claims(theory)]))
+    return found
 
 
 def _row(claim: Claim) -> ClaimRow:
@@ -87,4 +91,5 @@ def _row(claim: Claim) -> ClaimRow:
 def _number(measurement: Measurement) -> Number:
     values = measurement.values.values()
     median, least, greatest = map(number_text, (measurement.median, min(values), max(values)))
-    return Number(measurement.name, median, least, greatest, str(len(values)))
+    count = str(len(values)) if measurement.unit == "seed" else f"{len(values)} {measurement.unit}s"
+    return Number(measurement.name, median, least, greatest, count)

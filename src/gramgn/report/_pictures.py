@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gramgn.errors import InputError
-from gramgn.figures import PANELS, Drawing, FigureSet
+from gramgn.figures import PANELS, THEORY, Drawing, FigureSet
 
 from ._alt import panel_alt, set_title
 
@@ -55,7 +55,7 @@ class PictureSet:
 
 
 def picture_sets(sets: list[FigureSet], drawings: list[Drawing], folder: Path) -> list[PictureSet]:
-    """Return the drawn figures: those of the paper set by set, then the comparisons of other runs.
+    """Return the drawn figures: those of the paper set by set, the theory's, the comparisons of other runs.
 
     Args:
         sets: Figure sets.
@@ -72,6 +72,10 @@ def picture_sets(sets: list[FigureSet], drawings: list[Drawing], folder: Path) -
         found.append(
             PictureSet(set_title(figures), [_of_set(one, figures, folder) for one in own], _missing(figures))
         )
+    theory = [drawing for drawing in drawn if drawing.figure_set == THEORY]
+    if theory:
+        whole = [picture(_file(one, folder), one.title, one.alt, is_whole=True) for one in theory]
+        found.append(PictureSet("The theory", whole, []))
     rest = [drawing for drawing in drawn if drawing.figure_set is None]
     if rest:
         pictures = [picture(_file(one, folder), one.title, _COMPARISON_ALT.format(one.title)) for one in rest]

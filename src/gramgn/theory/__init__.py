@@ -14,29 +14,53 @@ is in float64, and all quantities are plain numbers without a unit (residuals in
 (8)   A = P^-1 Q P with Q diagonal; mu_P = |P| |P^-1| in spectral norms, the columns of P^-1 of length 1
 (9)   |f_T - y| <= mu_P rho(A)^T |f_0 - y| on the linearised network after T epochs; Theorem 2 bounds it for the
       network itself by mu_P sqrt(n) (1 - Omega(lambda_0^2 / n^2))^T
+(10)  r <- (I - G (lambda G + alpha I)^-1) r: a relaxed full-batch step on the linearised network
+(11)  r <- (I - eta G) r: a step of gradient descent on 1/2 |f - y|^2 with learning rate eta on it
 ====  ==============================================================================================================
 
 Symbols: n samples, d features, M width, b samples in a batch, r = f - y residuals [n], rho the spectral radius.
 """
 
-from gramgn.theory._gauss_seidel import Splitting, split
-from gramgn.theory._kernel import LimitKernel, limit_kernel
-from gramgn.theory._network import gram, jacobian
-from gramgn.theory._path import Path, PathPoint, Start, follow, ggn_step
-from gramgn.theory._rates import contraction, fitted_exponent, last_order, orders, quadratic_constants
-from gramgn.theory._spectrum import Prediction, linear_residuals, predict, spectral_radius
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gramgn.theory._full_batch import FullBatch, best_learning_rate, gauss_newton, gradient_descent
+    from gramgn.theory._gauss_seidel import Splitting, split
+    from gramgn.theory._kernel import LimitKernel, limit_kernel
+    from gramgn.theory._network import gram, jacobian
+    from gramgn.theory._path import Path, PathPoint, Start, descent_step, follow, ggn_step
+    from gramgn.theory._spectrum import Prediction, linear_residuals, predict, spectral_radius
+    from gramgn.theory.rates import contraction, fitted_exponent, last_order, orders, quadratic_constants
+
+_HOME_OF = {
+    "_full_batch": ("FullBatch", "best_learning_rate", "gauss_newton", "gradient_descent"),
+    "_gauss_seidel": ("Splitting", "split"),
+    "_kernel": ("LimitKernel", "limit_kernel"),
+    "_network": ("gram", "jacobian"),
+    "_path": ("Path", "PathPoint", "Start", "descent_step", "follow", "ggn_step"),
+    "_spectrum": ("Prediction", "linear_residuals", "predict", "spectral_radius"),
+    "rates": ("contraction", "fitted_exponent", "last_order", "orders", "quadratic_constants"),
+}
 
 __all__ = [
+    "FullBatch",
     "LimitKernel",
     "Path",
     "PathPoint",
     "Prediction",
     "Splitting",
     "Start",
+    "best_learning_rate",
     "contraction",
+    "descent_step",
     "fitted_exponent",
     "follow",
+    "gauss_newton",
     "ggn_step",
+    "gradient_descent",
     "gram",
     "jacobian",
     "last_order",
@@ -48,3 +72,16 @@ __all__ = [
     "spectral_radius",
     "split",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for: ``gramgn.theory.rates`` needs no torch."""
+    for module, names in _HOME_OF.items():
+        if name in names:
+            return getattr(importlib.import_module(f"gramgn.theory.{module}"), name)
+    raise AttributeError(f"module 'gramgn.theory' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(__all__)

@@ -117,6 +117,24 @@ def ggn_step(model: TwoLayer, *, lam: float = 1.0, alpha: float = 0.0) -> TakeSt
     return step
 
 
+def descent_step(model: TwoLayer, *, lr: float) -> TakeStep:
+    """Return a function that takes one step of gradient descent on 1/2 |f - y|^2 of a batch (x, y).
+
+    Args:
+        model: The network that is trained.
+        lr: eta of formula (11); beyond 2 / lambda_max(G) it diverges, ``best_learning_rate(G)`` is the fastest.
+    """
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+    def step(x: Tensor, y: Tensor) -> object:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().sum() / 2
+        loss.backward()
+        return optimizer.step()
+
+    return step
+
+
 def follow(
     model: TwoLayer,
     x: Tensor,

@@ -1,12 +1,14 @@
-"""Rates out of a sequence of residual norms |f_t - y|: order, constant, contraction, exponents."""
+"""Rates out of a sequence of residual norms |f_t - y|: order, constant, contraction, exponents.
+
+Plain Python without torch, so that figures can be drawn from records alone.
+"""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
-
-import torch
 
 FLOOR = 1e-11
 """Of residual norms: below it float64 rounding has a part in them."""
@@ -94,6 +96,4 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
         raise ValueError(
             "a slope needs as many values as sizes, two different sizes, and all of them above 0"
         )
-    x, y = (torch.tensor([float(v) for v in data], dtype=torch.float64).log() for data in (sizes, values))
-    x = x - x.mean()
-    return float((x @ y) / (x @ x))
+    return statistics.linear_regression([math.log(v) for v in sizes], [math.log(v) for v in values]).slope

@@ -1,0 +1,380 @@
+"""What the theorems and the cost analysis say, each beside the numbers that the theory's studies measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+from gramgn.theory.rates import fitted_exponent
+
+from ._claims import Claim, Measurement
+from ._theory_table import Cost, Theory, TheoryRun
+
+COMMAND = "python scripts/theory.py"
+THEORY_TITLE = "The theory: SYNTHETIC points on the sphere, and what the parts of a step cost"
+NARROW = 512
+"""Widths up to which the order is read off: wider networks are at rounding after too few steps."""
+
+
+def theory_claims(theory: Theory) -> list[Claim]:
+    """Return every statement of the theory with what was measured.
+
+    A verdict is about the median of the first number over seeds (costs: over rounds); rules are from numerical
+    experience where the paper only bounds.
+
+    Args:
+        theory: The studies' rows.
+    """
+    quadratic, cyclic, methods = (theory.study(name) for name in ("quadratic", "cyclic", "methods"))
+    return [
+        _order(quadratic),
+        *_slopes(quadratic),
+        *_contractions(cyclic),
+        *_methods(methods),
+        *_costs(theory.costs),
+    ]
+
+
+def slopes(
+    runs: Sequence[TheoryRun], value: Callable[[TheoryRun], float], size: Callable[[TheoryRun], float]
+) -> dict[str, float]:
+    """Return for each seed the slope of log(value) against log(size); none for a seed with fewer than two sizes.
+
+    Args:
+        runs: Of one study.
+        value: Above 0.
+        size: e.g. the width.
+    """
+    found = {}
+    for seed, own in by_seed(runs).items():
+        if len({size(run) for run in own}) > 1:
+            found[seed] = fitted_exponent([size(run) for run in own], [value(run) for run in own])
+    return found
+
+
+def by_seed(runs: Iterable[TheoryRun]) -> dict[str, list[TheoryRun]]:
+    """Return runs by seed."""
+    found: dict[str, list[TheoryRun]] = {}
+    for run in runs:
+        found.setdefault(str(run.setting.seed), []).append(run)
+    return found
+
+
+def _width(run: TheoryRun) -> float:
+    return run.setting.M
+
+
+def _order(runs: Sequence[TheoryRun]) -> Claim:
+    measured = []
+    for M in sorted({run.setting.M for run in runs if run.setting.M <= NARROW}):
+        orders = {
+            str(run.setting.seed): run.order_of_convergence
+            for run in runs
+            if run.setting.M == M and run.order_of_convergence is not None
+        }
+        measured.append(Measurement(f"order of convergence of the last step above rounding, M = {M}", orders))
+    # The widest first: the theorem is about wide networks.
+    return _claim(
+        "order",
+        "Theorem 1: with the full batch, λ = 1 and α = 0, |f - y| falls quadratically",
+        "T1",
+        "the order is from 1.9 to 2.1 in the median over seeds",
+        measured[::-1],
+        lambda median: 1.9 <= median <= 2.1,
+    )
+
+
+def _slopes(runs: Sequence[TheoryRun]) -> list[Claim]:
+    fast = ("at most -0.4; about -1 where the random signs a cancel", lambda median: median <= -0.4)
+    half = ("from -0.6 to -0.4", lambda median: -0.6 <= median <= -0.4)
+    rows: tuple[
+        tuple[str, str, str, Callable[[TheoryRun], float], tuple[str, Callable[[float], bool]]], ...
+    ] = (
+        (
+            "constant",
+            "Theorem 1: |f_2 - y| / |f_1 - y|² falls at least as fast as M^(-1/2)",
+            "that ratio",
+            lambda run: run.constant,
+            fast,
+        ),
+        (
+            "drift_G",
+            "Lemma: |G - G_0| falls at least as fast as M^(-1/2)",
+            "|G - G_0| at the end",
+            lambda run: run.epochs[-1].drift_G,
+            fast,
+        ),
+        (
+            "drift_J",
+            "Lemma: |J - J_0| falls as M^(-1/2)",
+            "|J - J_0| at the end",
+            lambda run: run.epochs[-1].drift_J,
+            half,
+        ),
+        (
+            "kernel_gap",
+            "Lemma: |G_0 - K| falls as M^(-1/2)",
+            "|G_0 - K|",
+            lambda run: run.setting.kernel_gap,
+            half,
+        ),
+    )
+    return [
+        _claim(
+            key,
+            text,
+            "T2",
+            f"the slope is {rule}",
+            [Measurement(f"slope of log {name} against log M", slopes(runs, value, _width))],
+            holds,
+        )
+        for key, text, name, value, (rule, holds) in rows
+    ]
+
+
+def relative_rate(run: TheoryRun, predicted: float | None) -> float | None:
+    """Return (1 - c) / (1 - rho) - 1 for a run's contraction c, ``None`` if either is missing."""
+    c = run.contraction
+    return None if c is None or predicted is None or predicted >= 1 else (1 - c) / (1 - predicted) - 1
+
+
+def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
+    cells: dict[tuple[int, int], dict[str, list[TheoryRun]]] = {}
+    for run in runs:
+        at = cells.setdefault((run.setting.M, run.setting.b), {"cyclic": [], "shuffle": []})
+        at[run.setting.order].append(run)
+    # The widest first: the rules are about it.
+    widest = max((M for M, _ in cells), default=0)
+    against_rho, against_A, random = [], [], []
+    for (M, b), at in sorted(cells.items(), key=lambda cell: (-cell[0][0], cell[0][1])):
+        name = f"M = {M}, b = {b}"
+        measured = _values(at["cyclic"], lambda run: run.contraction)
+        of_rho = _values(at["cyclic"], lambda run: relative_rate(run, run.setting.rho))
+        of_A = _values(at["cyclic"], lambda run: relative_rate(run, run.linear_contraction))
+        rho = _values(at["cyclic"], lambda run: run.setting.rho)
+        if rho:
+            name_rho = f"{name} (median ρ {statistics.median(rho.values()):.3f})"
+            against_rho.append(Measurement(f"(1 - c) / (1 - ρ) - 1, {name_rho}", of_rho))
+            against_A.append(Measurement(f"(1 - c) / (1 - c_A) - 1, {name}", of_A))
+        if at["shuffle"]:
+            cyclic = f"; in cyclic order {statistics.median(measured.values()):.3f}" if measured else ""
+            shuffled = _values(at["shuffle"], lambda run: run.contraction)
+            random.append(Measurement(f"contraction an epoch in random order, {name}{cyclic}", shuffled))
+    return [
+        _claim(
+            "contraction",
+            "Theorem 2: with fixed mini-batches in a fixed order |f - y| falls by ρ(A) an epoch",
+            "T3",
+            f"|(1 - c) / (1 - ρ) - 1| is at most 5 % in the median over seeds at the largest width, {widest}; c is "
+            "the geometric mean over the second half of the epochs",
+            against_rho,
+            lambda median: abs(median) <= 0.05,
+        ),
+        _claim(
+            "contraction_A",
+            "The network follows the linear iteration r <- A r over the same epochs",
+            "T3",
+            "|(1 - c) / (1 - c_A) - 1| is at most 1 % at the largest width; c_A is the contraction of A^t r_0",
+            against_A,
+            lambda median: abs(median) <= 0.01,
+        ),
+        _claim(
+            "shuffle",
+            "Not in the paper: random order converges linearly as well",
+            "T3",
+            "the contraction is below 1",
+            random,
+            lambda median: median < 1,
+        ),
+    ]
+
+
+def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
+    descent = [run for run in runs if run.setting.method == "gd"]
+    relaxed = [
+        run
+        for run in runs
+        if run.setting.method == "ggn" and (run.setting.lam, run.setting.alpha) != (1.0, 0.0)
+    ]
+    last = max((run.setting.epochs for run in descent), default=0)
+    gd = [
+        Measurement(
+            "contraction of gradient descent a step over that predicted, at its best learning rate",
+            _values(descent, _over_linear),
+        ),
+        Measurement(
+            "that contraction",
+            _values(descent, lambda run: run.contraction),
+        ),
+        Measurement(
+            f"|f - y| / |f_0 - y| after {last} steps of gradient descent",
+            _values(descent, lambda run: run.residuals[-1] / run.residuals[0]),
+        ),
+    ]
+    ggn = [run for run in runs if run.setting.method == "ggn" and run not in relaxed]
+    gd.append(
+        Measurement(
+            "|f - y| / |f_0 - y| after 4 steps of GGN",
+            _values(ggn, lambda run: run.residuals[4] / run.residuals[0]),
+        )
+    )
+    measured = []
+    for lam, alpha in sorted({(run.setting.lam or 0.0, run.setting.alpha or 0.0) for run in relaxed}):
+        own = [run for run in relaxed if (run.setting.lam, run.setting.alpha) == (lam, alpha)]
+        rho = statistics.median(run.setting.rho or 0.0 for run in own)
+        measured.append(
+            Measurement(
+                f"contraction a step with λ = {lam:g}, α = {alpha:g}, over that predicted (ρ {rho:.3f})",
+                _values(own, _over_linear),
+            )
+        )
+    near: tuple[str, Callable[[float], bool]] = (
+        "is within 5 % of 1",
+        lambda median: abs(median - 1) <= 0.05,
+    )
+    return [
+        _claim(
+            "descent",
+            "Gradient descent converges linearly, GGN quadratically",
+            "T4",
+            f"the first number {near[0]}",
+            gd,
+            near[1],
+        ),
+        _claim(
+            "relaxed",
+            "Away from λ = 1, α = 0 GGN converges linearly",
+            "T4",
+            f"each {near[0]}",
+            measured,
+            near[1],
+            every=True,
+        ),
+    ]
+
+
+def _over_linear(run: TheoryRun) -> float | None:
+    if run.contraction is None or run.linear_contraction is None:
+        return None
+    return run.contraction / run.linear_contraction
+
+
+def _costs(costs: Sequence[Cost]) -> list[Claim]:
+    over_b, over_m = cost_axes(costs)
+    parts: tuple[tuple[str, Callable[[Cost], float]], ...] = (
+        ("(A), forward and per-sample backward", lambda cost: cost.part_A_s),
+        ("(B), Gram product and solve", lambda cost: cost.part_B_s),
+        ("the Gram product", lambda cost: cost.gram_s),
+        ("the solve", lambda cost: cost.solve_s),
+    )
+    exponents = [
+        Measurement(f"exponent of {axis} in the time of {name}", _exponents(rows, size, seconds), "round")
+        for rows, axis, size in (
+            (over_b, "b", lambda cost: cost.b),
+            (over_m, "m", lambda cost: cost.m),
+        )
+        for name, seconds in parts
+        if not (axis == "m" and name == "the solve")
+    ]
+    shares = [
+        Measurement(
+            f"part (B) over the whole step, {network}, b = {b}",
+            {
+                str(cost.round): cost.part_B_s / cost.step_s
+                for cost in costs
+                if (cost.network, cost.b) == (network, b)
+            },
+            "round",
+        )
+        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
+    ]
+    ratio = [
+        Measurement(
+            f"part (A) over a step of SGD, {network}, b = {b}",
+            {
+                str(cost.round): cost.part_A_s / cost.sgd_s
+                for cost in costs
+                if (cost.network, cost.b) == (network, b)
+            },
+            "round",
+        )
+        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
+    ]
+    return [
+        _claim(
+            "cost_A",
+            "Part (A) of a step, forward and per-sample backward, is of the order of SGD's step",
+            "T5",
+            "at most twice SGD's step",
+            ratio[::-1],
+            lambda median: median <= 2,
+        ),
+        _claim(
+            "cost_B",
+            "Part (B), b²m + b³, is small for ordinary b",
+            "T5",
+            "at most a tenth of the step at every b up to 128",
+            sorted(shares, key=lambda each: int(each.name.rpartition("= ")[2]) > 128),
+            lambda median: median <= 0.1,
+            every=True,
+            considered=lambda each: int(each.name.rpartition("= ")[2]) <= 128,
+        ),
+        _claim(
+            "exponents",
+            "The time of (A) grows as b, that of the Gram product as b² m, that of the solve as b³",
+            "T5",
+            "the first number, of (A) in b, is from 0.8 to 1.2; fixed costs of small products lower the others",
+            exponents,
+            lambda median: 0.8 <= median <= 1.2,
+        ),
+    ]
+
+
+def cost_axes(costs: Sequence[Cost]) -> tuple[list[Cost], list[Cost]]:
+    """Return the rows over b of the network that most batch sizes were timed for, and those over m at one b."""
+    batches: dict[str, set[int]] = {}
+    networks: dict[int, set[str]] = {}
+    for cost in costs:
+        batches.setdefault(cost.network, set()).add(cost.b)
+        networks.setdefault(cost.b, set()).add(cost.network)
+    if not costs:
+        return [], []
+    network = max(batches, key=lambda name: len(batches[name]))
+    b = max(networks, key=lambda size: len(networks[size]))
+    return [cost for cost in costs if cost.network == network], [cost for cost in costs if cost.b == b]
+
+
+def _exponents(
+    costs: Sequence[Cost], size: Callable[[Cost], float], seconds: Callable[[Cost], float]
+) -> dict[str, float]:
+    found = {}
+    for turn in sorted({cost.round for cost in costs}):
+        own = [cost for cost in costs if cost.round == turn]
+        if len({size(cost) for cost in own}) > 1 and all(seconds(cost) > 0 for cost in own):
+            found[str(turn)] = fitted_exponent([size(cost) for cost in own], [seconds(cost) for cost in own])
+    return found
+
+
+def _values(runs: Iterable[TheoryRun], value: Callable[[TheoryRun], float | None]) -> dict[str, float]:
+    found = {str(run.setting.seed): value(run) for run in runs}
+    return {seed: number for seed, number in found.items() if number is not None}
+
+
+def _claim(
+    key: str,
+    text: str,
+    figure: str,
+    rule: str,
+    measurements: Sequence[Measurement],
+    holds: Callable[[float], bool],
+    *,
+    every: bool = False,
+    considered: Callable[[Measurement], bool] = lambda each: True,
+) -> Claim:
+    measured = tuple(each for each in measurements if each.values)
+    if not measured:
+        return Claim(key, text, figure, rule, (), "not measured", f"run {COMMAND}")
+    judged = [each for each in measured if considered(each)] if every else [measured[0]]
+    return Claim(
+        key, text, figure, rule, measured, "yes" if all(holds(each.median) for each in judged) else "no"
+    )
