@@ -32,8 +32,9 @@ from gramgn import GramGaussNewton
 from gramgn.tracking.records import METRIC_COLUMNS
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-PAGES = ("README.md", "outputs/README.md", "CONTRIBUTING.md")
-LANGUAGES = {"bash", "python", "yaml"}
+THEORY = (REPOSITORY / "docs" / "theory.md").read_text(encoding="utf-8")
+PAGES = ("README.md", "outputs/README.md", "CONTRIBUTING.md", "docs/theory.md")
+LANGUAGES = {"bash", "python", "yaml", "text"}
 COMMAND = re.compile(r"(make|python|conda|source|pip|wandb) \S")
 FILE_NAME = re.compile(r"# (mine/\S+)\n")
 
@@ -166,6 +167,14 @@ def small_demo(reader: Reader, command: str) -> None:
     }
 
 
+def small_theory(reader: Reader, command: str) -> None:
+    """Minutes at its own scale: seconds at the smoke scale, with a statement and its number."""
+    plan_of_make(reader, "make theory")
+    done = reader.run(f"python scripts/theory.py {' '.join(command.split()[2:])} --smoke --out small-theory")
+    assert done.returncode == 0, done.stderr
+    assert "order of convergence" in done.stdout
+
+
 def default_environment(reader: Reader, command: str) -> None:
     """The tests' own environment may lie elsewhere: the path is the one that make builds."""
     assert command == "source .venv/bin/activate"
@@ -229,6 +238,9 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make figures": plan_of_make,
     "make report": plan_of_make,
     "make paper": chain_listed,
+    "make theory": small_theory,
+    "python scripts/theory.py quadratic": small_theory,
+    'make figures RESULTS="$(ls outputs/results/theory_*.csv)"': plan_of_make,
     'make paper SCALE=paper DATA=real OVERRIDES="trainer.device=cuda"': plan_of_make,
     "make figures RESULTS=outputs/results/rotation_mednist_laptop.csv": plan_of_make,
     "make bench": plan_of_make,
@@ -250,7 +262,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
 }
 
 
-@pytest.mark.parametrize("command", commands(README))
+@pytest.mark.parametrize("command", list(dict.fromkeys(commands(README) + commands(THEORY))))
 def test_every_command_works(reader: Reader, command: str) -> None:
     """H03: every command of the README as written, sweeps included; none ends in an error or a traceback."""
     if command in EXCEPTIONS:
@@ -268,7 +280,7 @@ def test_every_command_works(reader: Reader, command: str) -> None:
 
 
 def test_no_exception_outlives_its_command() -> None:
-    assert set(EXCEPTIONS) <= set(commands(README))
+    assert set(EXCEPTIONS) <= {*commands(README), *commands(THEORY)}
 
 
 def test_no_block_escapes() -> None:
@@ -281,7 +293,7 @@ def test_no_block_escapes() -> None:
         assert FILE_NAME.match(block), "a yaml block begins with the name of its file"
 
 
-@pytest.mark.parametrize("page", ["README.md", "outputs/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "outputs/README.md", "docs/theory.md"])
 def test_every_python_block_runs(
     reader: Reader, page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

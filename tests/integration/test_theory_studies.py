@@ -135,10 +135,10 @@ def test_refusals(made: tuple[Path, str], tmp_path: Path) -> None:
 def test_damaged_files(made: tuple[Path, str], tmp_path: Path) -> None:
     out, _ = made
     lines = (out / "theory_quadratic.csv").read_text().splitlines(keepends=True)
-    place = lines[0].split(",").index("residual")
-    cells = lines[2].split(",")
-    # The name of the data set holds a comma, in quotes.
-    broken = ",".join([*cells[: place + 1], "much", *cells[place + 2 :]])
+    names, cells = lines[0].split(","), lines[2].split(",")
+    # From the end: names of data and processor hold commas, in quotes.
+    cells[names.index("residual") - len(names)] = "much"
+    broken = ",".join(cells)
     for message, content in {
         "line 3, column residual: could not convert": [*lines[:2], broken, *lines[3:]],
         "line 4: 2 cells, expected": [*lines[:3], "1,2\n"],
