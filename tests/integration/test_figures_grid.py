@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figure_runs import ALPHAS, LAMS, add_cell, add_curve, add_grid, dataset_of
+from figure_runs import ALPHAS, LAMS, add_cell, add_curve, add_grid, add_run, dataset_of
 from figure_views import drawn, only_grid, only_set, texts
 from matplotlib.colors import to_rgb
 
 from gramgn.app._resolvers import choose_alpha
 from gramgn.figures import (
+    drawings,
     load_runs,
 )
 from gramgn.tracking.records import RunFolder, SweepFolder
@@ -225,3 +226,30 @@ def test_lambdas_of_the_named_sweep_are_those_of_these_tests(repository: Path) -
     text = (repository / "conf" / "sweep" / "lambda_alpha.yaml").read_text()
     assert f"optimizer.lam: {','.join(f'{lam:g}' for lam in LAMS)}\n" in text
     assert f"optimizer.alpha: {','.join(f'{alpha:g}' for alpha in ALPHAS)} " in text
+
+
+def test_any_grid_over_lambda_and_alpha_is_a_heatmap(tmp_path: Path) -> None:
+    """An ad hoc sweep over both has one beside its curves; over one of them it has none; other settings part them."""
+    for lam in (0.5, 1.0):
+        for alpha in (0.1, 1.0, 10.0):
+            for size in (32, 64):
+                add_run(
+                    tmp_path / f"{lam}-{alpha}-{size}",
+                    [1.0, lam * alpha],
+                    settings={"lam": lam, "alpha": alpha, "damping_convention": "mean"},
+                    dataset=RSNA | {"image_size": size},
+                )
+    found = [drawing for drawing in drawings(load_runs(tmp_path), report=lambda line: None) if drawing.grid]
+    assert [drawing.stem for drawing in found] == [
+        "grid-rsna_synthetic-laptop-ggn-resnet_fixup",
+        "grid-rsna_synthetic-laptop-ggn-resnet_fixup-2",
+    ]
+    for drawing in found:
+        assert drawing.grid is not None
+        assert len(drawing.grid.runs) == 6
+        assert drawing.grid.cell(0.5, 10.0).loss == 5.0
+        assert drawing.render("png")
+    row = tmp_path / "row"
+    for alpha in (0.1, 1.0, 10.0):
+        add_run(row / f"{alpha}", [1.0], settings={"lam": 1.0, "alpha": alpha}, dataset=RSNA)
+    assert not [drawing for drawing in drawings(load_runs(row), report=lambda line: None) if drawing.grid]

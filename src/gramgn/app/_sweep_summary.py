@@ -35,7 +35,7 @@ def log_summary(folder: Path, tracking: TrackingConfig) -> None:
 
 
 def draw_heatmap(folder: Path, png: Path) -> bool:
-    """Draw the heatmap of a sweep (figure 2c) into a file; False where it has none.
+    """Draw the heatmap of a sweep over lambda and alpha (figure 2c, or another) into a file; False if it is none.
 
     Args:
         folder: The sweep's folder.
@@ -45,7 +45,7 @@ def draw_heatmap(folder: Path, png: Path) -> bool:
     from gramgn.figures import drawings, load_runs
 
     found = drawings(load_runs(folder), report=lambda line: None)
-    grids = [drawing for drawing in found if drawing.panel is not None and drawing.panel.family == "grid"]
+    grids = [drawing for drawing in found if drawing.grid is not None]
     content = grids[0].render("png") if grids else None
     if content is None:
         return False

@@ -18,13 +18,15 @@ from gramgn.tracking.records import write_atomic
 
 from ._cache import entry, is_fresh, read_inputs, write_inputs
 from ._draw import ERRORS, LOSSES, draw
+from ._draw_grid import draw_grid
 from ._draw_page import draw_page
 from ._draw_panel import draw_panel
+from ._grid import Grid
 from ._group import Comparison, compare
 from ._load import Loaded, load_runs
 from ._panels import FigureSet, Panel
 from ._run import digest
-from ._sort import figure_sets
+from ._sort import figure_sets, other_grids
 from ._style import house_style
 from ._theory_draw import TheoryFigure, theory_figures
 
@@ -53,6 +55,7 @@ class Drawing:
         inputs: Hash of all that it shows.
         draw: Draws it; ``None`` as result if there is nothing to show.
         alt: For the theory's figures, the same in words for readers who cannot see it.
+        grid: What it shows, if it is a heatmap.
     """
 
     stem: str
@@ -62,6 +65,7 @@ class Drawing:
     inputs: str
     draw: Callable[[], Figure | None]
     alt: str = ""
+    grid: Grid | None = None
 
     def render(self, extension: str) -> bytes | None:
         """Return the file's content, the same bytes each time on one machine.
@@ -129,6 +133,8 @@ def drawings(loaded: Loaded, *, report: Callable[[str], None] = say) -> list[Dra
     for comparison in compare(rest):
         for kind, columns in _KINDS.items():
             found.append(_of_comparison(comparison.legible(), kind, columns))
+    unfinished = [*loaded.unfinished, *loaded.waiting]
+    found += [_of_grid(stem, grid) for stem, grid in other_grids(rest, unfinished)]
     found += [_of_theory(figure) for figure in theory_figures(loaded.theory)]
     return found
 
@@ -186,6 +192,7 @@ def _of_set(figures: FigureSet) -> list[Drawing]:
             figures.name,
             digest([panel.key, inputs[panel.family], inputs["grid"] if panel.family == "curves" else ""]),
             lambda panel=panel: draw_panel(panel, figures),  # type: ignore[misc]
+            grid=figures.grid if panel.family == "grid" else None,
         )
         for panel in figures.panels
     ]
@@ -201,10 +208,21 @@ def _of_set(figures: FigureSet) -> list[Drawing]:
 
 
 def _inputs_of(figures: FigureSet, family: str) -> str:
-    cells: list[object] = []
     if family == "grid" and figures.grid is not None:
-        cells = [[pair, cell.state] for pair, cell in sorted(figures.grid.cells.items())]
-    return digest([[run.fingerprint for run in figures.runs(family)], cells])
+        return _inputs_of_grid(figures.grid)
+    return digest([[run.fingerprint for run in figures.runs(family)], []])
+
+
+def _of_grid(stem: str, grid: Grid) -> Drawing:
+    title = f"Loss over λ and α: {grid.title.splitlines()[0]}"
+    return Drawing(
+        f"grid-{stem}", title, None, None, _inputs_of_grid(grid), lambda: draw_grid(grid), grid=grid
+    )
+
+
+def _inputs_of_grid(grid: Grid) -> str:
+    cells = [[pair, cell.state] for pair, cell in sorted(grid.cells.items())]
+    return digest([[run.fingerprint for run in grid.runs], cells])
 
 
 def _of_theory(figure: TheoryFigure) -> Drawing:

@@ -45,14 +45,15 @@ _MARKS = {
 }
 
 
-def draw_grid(grid: Grid) -> Figure:
-    """Draw figure 2c at the width of a column of text.
+def draw_grid(grid: Grid, number: str = "") -> Figure:
+    """Draw figure 2c, or another grid, at the width of a column of text.
 
     Args:
         grid: The grid. Call it inside ``house_style``.
+        number: Its number in the paper, if it is the paper's.
     """
     figure = Figure(figsize=(3.4, 1.75 + 0.185 * max(len(grid.alphas), 5)))
-    figure.suptitle(f"2c  {grid.title}", fontsize=7.5)
+    figure.suptitle(f"{number}  {grid.title}".strip(), fontsize=7.5)
     axes = figure.subplots()
     fill_grid(axes, grid)
     legend = figure.legend(

@@ -28,7 +28,7 @@ def draw_panel(panel: Panel, figures: FigureSet) -> Figure:
     """
     if panel.family == "grid":
         assert figures.grid is not None
-        return draw_grid(figures.grid)
+        return draw_grid(figures.grid, panel.number)
     comparison = figures.curves[panel.family]
     print_lines = _small_print(comparison, panel)
     columns = 2 if all(len(_legend_text(curve, comparison)) <= 22 for curve in comparison.curves) else 1

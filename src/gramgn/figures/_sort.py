@@ -141,16 +141,47 @@ def _add_grid(draft: _Draft, runs: Sequence[Run], unfinished: Sequence[Run]) -> 
     joined = _most(draft, "grid", "on other images, or with other settings", candidates, key, _pairs)
     first = joined[0]
     same = [run for run in unfinished if run.sweep == GRID_SWEEP and is_placed(run) and _is_of(run, first)]
-    common = comparison_of("fig2c", _title(joined), joined, ())
-    draft.grid = make_grid(
-        joined,
-        same,
+    draft.grid = _grid_of(joined, same)
+    draft.used += joined
+
+
+def _grid_of(runs: Sequence[Run], unfinished: Sequence[Run]) -> Grid:
+    common = comparison_of("grid", _title(runs), runs, ())
+    return make_grid(
+        runs,
+        unfinished,
         title=common.title,
         device=common.device,
         unit=common.unit,
         standardised=common.standardised,
     )
-    draft.used += joined
+
+
+def other_grids(runs: Iterable[Run], unfinished: Sequence[Run]) -> list[tuple[str, Grid]]:
+    """Return the grids of runs in no panel that differ in lambda and alpha only, with the starts of their file names.
+
+    Args:
+        runs: Runs that are in no panel.
+        unfinished: All runs that did not finish, or have not begun.
+    """
+
+    def key(run: Run) -> str:
+        names = json.dumps([run.part("dataset").get("name"), run.scale, run.sweep, device_name(run)])
+        return names + run.data_key + run.setting_key(LAM, ALPHA, "threads")
+
+    found: list[tuple[str, Grid]] = []
+    for joined in group_by((run for run in runs if is_placed(run)), key).values():
+        pairs = {place(run) for run in joined}
+        if min(len({lam for lam, _ in pairs}), len({alpha for _, alpha in pairs})) < 2:
+            continue
+        first = joined[0]
+        same = [
+            run for run in unfinished if run.sweep == first.sweep and is_placed(run) and _is_of(run, first)
+        ]
+        name = file_name(f"{first.part('dataset').get('name')}-{first.scale}-{first.optimizer}-{first.model}")
+        taken = sum(stem == name or stem.startswith(f"{name}-") for stem, _ in found)
+        found.append((f"{name}-{taken + 1}" if taken else name, _grid_of(joined, same)))
+    return found
 
 
 def _is_of(run: Run, first: Run) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gramgn.figures import FigureSet, Panel
+from gramgn.figures import FigureSet, Grid, Panel
 
 from ._table import number_text
 
@@ -19,7 +19,8 @@ def panel_alt(panel: Panel, figures: FigureSet) -> str:
         figures: The set it is drawn from.
     """
     if panel.family == "grid":
-        return _grid_alt(figures)
+        assert figures.grid is not None, "only a set with a grid has this panel"
+        return grid_alt(figures.grid)
     column = _COLUMNS.get(panel.column, panel.column)
     axis = "training time" if panel.against_time else "epochs"
     curves = figures.curves[panel.family].curves
@@ -47,9 +48,12 @@ def set_title(figures: FigureSet) -> str:
     return f"{kind} data, {figures.scale} scale, {figures.device}"
 
 
-def _grid_alt(figures: FigureSet) -> str:
-    grid = figures.grid
-    assert grid is not None, "only a set with a grid has this panel"
+def grid_alt(grid: Grid) -> str:
+    """Return the text for a heatmap: its axes, its cells, and where the loss is least and greatest.
+
+    Args:
+        grid: What it shows.
+    """
     states = Counter(grid.cell(lam, alpha).state for lam in grid.lams for alpha in grid.alphas)
     finite = {pair: cell.loss for pair, cell in grid.cells.items() if cell.loss is not None}
     text = (

@@ -10,7 +10,7 @@ from pathlib import Path
 from gramgn.errors import InputError
 from gramgn.figures import PANELS, THEORY, Drawing, FigureSet
 
-from ._alt import panel_alt, set_title
+from ._alt import grid_alt, panel_alt, set_title
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _COMPARISON_ALT = "{}: lines against training time on the left and against epochs on the right."
@@ -78,7 +78,14 @@ def picture_sets(sets: list[FigureSet], drawings: list[Drawing], folder: Path) -
         found.append(PictureSet("The theory", whole, []))
     rest = [drawing for drawing in drawn if drawing.figure_set is None]
     if rest:
-        pictures = [picture(_file(one, folder), one.title, _COMPARISON_ALT.format(one.title)) for one in rest]
+        pictures = [
+            picture(
+                _file(one, folder),
+                one.title,
+                grid_alt(one.grid) if one.grid else _COMPARISON_ALT.format(one.title),
+            )
+            for one in rest
+        ]
         found.append(PictureSet("Comparisons of other runs", pictures, []))
     return found
 
