@@ -10,8 +10,17 @@ from ._results import read_results, summary_of, write_results
 from ._run import Run
 from ._sort import figure_sets
 from ._table import summary_table
-from ._theory_claims import THEORY_TITLE, theory_claims
-from ._theory_table import Cost, Epoch, Setting, Theory, TheoryRun, read_theory, write_theory
+from ._theory import (
+    THEORY_TITLE,
+    Cost,
+    Epoch,
+    Setting,
+    Theory,
+    TheoryRun,
+    read_theory,
+    theory_claims,
+    write_theory,
+)
 
 __all__ = [
     "PANELS",

@@ -28,7 +28,7 @@ from ._panels import FigureSet, Panel
 from ._run import digest
 from ._sort import figure_sets, other_grids
 from ._style import house_style
-from ._theory_draw import TheoryFigure, theory_figures
+from ._theory import TheoryFigure, theory_figures
 
 _KINDS = {"loss": LOSSES, "error": ERRORS}
 FORMATS = ("pdf", "png")

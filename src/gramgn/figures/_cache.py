@@ -60,7 +60,7 @@ def is_fresh(kept: Any, inputs: str, paths: list[Path]) -> bool:
 def code_version() -> str:
     """Return a hash of the drawing code and matplotlib's version: another look means drawing again."""
     found = hashlib.sha256(matplotlib.__version__.encode())
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), Path(rates.__file__)]:
+    for path in [*sorted(Path(__file__).parent.rglob("*.py")), Path(rates.__file__)]:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from gramgn.tracking.records import RunFolder, find_runs
 from ._planned import planned_cells
 from ._run import Run
 from ._shape import check_shape
-from ._theory_table import Theory, find_theory, read_theory
+from ._theory import Theory, find_theory, read_theory
 
 SHOWN = ("done", "diverged")
 

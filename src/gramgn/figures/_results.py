@@ -16,7 +16,7 @@ from gramgn.tracking.records import METRIC_COLUMNS, Row, write_atomic
 from ._columns import METRICS, RESULT_COLUMNS, RUN_COLUMNS, Column
 from ._load import SHOWN, Loaded, check, keep_newest
 from ._run import OTHER_SETTINGS, Run
-from ._theory_table import is_theory_file, read_theory
+from ._theory import is_theory_file, read_theory
 
 
 def write_results(loaded: Loaded, path: Path, *, report: Callable[[str], None] = say) -> int:

@@ -18,6 +18,8 @@ matplotlib.use("Agg")
 # Okabe and Ito's palette, without its yellow, which is too light for a line.
 _BLUE, _ORANGE, _VERMILION, _GREEN = "#0072B2", "#E69F00", "#D55E00", "#009E73"
 _PURPLE, _SKY, _GREY, _BLACK = "#CC79A7", "#56B4E9", "#7F7F7F", "#000000"
+PALETTE = (_BLUE, _VERMILION, _GREEN, _PURPLE, _BLACK)
+"""For lines that no network or optimizer has the colour of."""
 _SPARE = (_PURPLE, _SKY, _BLACK, _GREY, _GREEN, _BLUE, _ORANGE, _VERMILION)
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (4, 1.2, 1, 1.2), (7, 2), (2, 1))
 

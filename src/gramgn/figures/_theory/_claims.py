@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from gramgn.theory.rates import fitted_exponent
+from .._claims import Claim, Measurement
+from ._cost_claims import cost_claims
+from ._judge import judged, slopes, values_of
+from ._records import Theory, TheoryRun
 
-from ._claims import Claim, Measurement
-from ._theory_table import Cost, Theory, TheoryRun
-
-COMMAND = "python scripts/theory.py"
 THEORY_TITLE = "The theory: SYNTHETIC points on the sphere, and what the parts of a step cost"
 NARROW = 512
 """Widths up to which the order is read off: wider networks are at rounding after too few steps."""
@@ -31,33 +30,8 @@ def theory_claims(theory: Theory) -> list[Claim]:
         *_slopes(quadratic),
         *_contractions(cyclic),
         *_methods(methods),
-        *_costs(theory.costs),
+        *cost_claims(theory.costs),
     ]
-
-
-def slopes(
-    runs: Sequence[TheoryRun], value: Callable[[TheoryRun], float], size: Callable[[TheoryRun], float]
-) -> dict[str, float]:
-    """Return for each seed the slope of log(value) against log(size); none for a seed with fewer than two sizes.
-
-    Args:
-        runs: Of one study.
-        value: Above 0.
-        size: e.g. the width.
-    """
-    found = {}
-    for seed, own in by_seed(runs).items():
-        if len({size(run) for run in own}) > 1:
-            found[seed] = fitted_exponent([size(run) for run in own], [value(run) for run in own])
-    return found
-
-
-def by_seed(runs: Iterable[TheoryRun]) -> dict[str, list[TheoryRun]]:
-    """Return runs by seed."""
-    found: dict[str, list[TheoryRun]] = {}
-    for run in runs:
-        found.setdefault(str(run.setting.seed), []).append(run)
-    return found
 
 
 def _width(run: TheoryRun) -> float:
@@ -74,7 +48,7 @@ def _order(runs: Sequence[TheoryRun]) -> Claim:
         }
         measured.append(Measurement(f"order of convergence of the last step above rounding, M = {M}", orders))
     # The widest first: the theorem is about wide networks.
-    return _claim(
+    return judged(
         "order",
         "Theorem 1: with the full batch, λ = 1 and α = 0, |f - y| falls quadratically",
         "T1",
@@ -120,7 +94,7 @@ def _slopes(runs: Sequence[TheoryRun]) -> list[Claim]:
         ),
     )
     return [
-        _claim(
+        judged(
             key,
             text,
             "T2",
@@ -148,20 +122,20 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
     against_rho, against_A, random = [], [], []
     for (M, b), at in sorted(cells.items(), key=lambda cell: (-cell[0][0], cell[0][1])):
         name = f"M = {M}, b = {b}"
-        measured = _values(at["cyclic"], lambda run: run.contraction)
-        of_rho = _values(at["cyclic"], lambda run: relative_rate(run, run.setting.rho))
-        of_A = _values(at["cyclic"], lambda run: relative_rate(run, run.linear_contraction))
-        rho = _values(at["cyclic"], lambda run: run.setting.rho)
+        measured = values_of(at["cyclic"], lambda run: run.contraction)
+        of_rho = values_of(at["cyclic"], lambda run: relative_rate(run, run.setting.rho))
+        of_A = values_of(at["cyclic"], lambda run: relative_rate(run, run.linear_contraction))
+        rho = values_of(at["cyclic"], lambda run: run.setting.rho)
         if rho:
             name_rho = f"{name} (median ρ {statistics.median(rho.values()):.3f})"
             against_rho.append(Measurement(f"(1 - c) / (1 - ρ) - 1, {name_rho}", of_rho))
             against_A.append(Measurement(f"(1 - c) / (1 - c_A) - 1, {name}", of_A))
         if at["shuffle"]:
             cyclic = f"; in cyclic order {statistics.median(measured.values()):.3f}" if measured else ""
-            shuffled = _values(at["shuffle"], lambda run: run.contraction)
+            shuffled = values_of(at["shuffle"], lambda run: run.contraction)
             random.append(Measurement(f"contraction an epoch in random order, {name}{cyclic}", shuffled))
     return [
-        _claim(
+        judged(
             "contraction",
             "Theorem 2: with fixed mini-batches in a fixed order |f - y| falls by ρ(A) an epoch",
             "T3",
@@ -170,7 +144,7 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
             against_rho,
             lambda median: abs(median) <= 0.05,
         ),
-        _claim(
+        judged(
             "contraction_A",
             "The network follows the linear iteration r <- A r over the same epochs",
             "T3",
@@ -178,7 +152,7 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
             against_A,
             lambda median: abs(median) <= 0.01,
         ),
-        _claim(
+        judged(
             "shuffle",
             "Not in the paper: random order converges linearly as well",
             "T3",
@@ -200,22 +174,22 @@ def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
     gd = [
         Measurement(
             "contraction of gradient descent a step over that predicted, at its best learning rate",
-            _values(descent, _over_linear),
+            values_of(descent, _over_linear),
         ),
         Measurement(
             "that contraction",
-            _values(descent, lambda run: run.contraction),
+            values_of(descent, lambda run: run.contraction),
         ),
         Measurement(
             f"|f - y| / |f_0 - y| after {last} steps of gradient descent",
-            _values(descent, lambda run: run.residuals[-1] / run.residuals[0]),
+            values_of(descent, lambda run: run.residuals[-1] / run.residuals[0]),
         ),
     ]
     ggn = [run for run in runs if run.setting.method == "ggn" and run not in relaxed]
     gd.append(
         Measurement(
             "|f - y| / |f_0 - y| after 4 steps of GGN",
-            _values(ggn, lambda run: run.residuals[4] / run.residuals[0]),
+            values_of(ggn, lambda run: run.residuals[4] / run.residuals[0]),
         )
     )
     measured = []
@@ -225,7 +199,7 @@ def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
         measured.append(
             Measurement(
                 f"contraction a step with λ = {lam:g}, α = {alpha:g}, over that predicted (ρ {rho:.3f})",
-                _values(own, _over_linear),
+                values_of(own, _over_linear),
             )
         )
     near: tuple[str, Callable[[float], bool]] = (
@@ -233,7 +207,7 @@ def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
         lambda median: abs(median - 1) <= 0.05,
     )
     return [
-        _claim(
+        judged(
             "descent",
             "Gradient descent converges linearly, GGN quadratically",
             "T4",
@@ -241,7 +215,7 @@ def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
             gd,
             near[1],
         ),
-        _claim(
+        judged(
             "relaxed",
             "Away from λ = 1, α = 0 GGN converges linearly",
             "T4",
@@ -257,124 +231,3 @@ def _over_linear(run: TheoryRun) -> float | None:
     if run.contraction is None or run.linear_contraction is None:
         return None
     return run.contraction / run.linear_contraction
-
-
-def _costs(costs: Sequence[Cost]) -> list[Claim]:
-    over_b, over_m = cost_axes(costs)
-    parts: tuple[tuple[str, Callable[[Cost], float]], ...] = (
-        ("(A), forward and per-sample backward", lambda cost: cost.part_A_s),
-        ("(B), Gram product and solve", lambda cost: cost.part_B_s),
-        ("the Gram product", lambda cost: cost.gram_s),
-        ("the solve", lambda cost: cost.solve_s),
-    )
-    exponents = [
-        Measurement(f"exponent of {axis} in the time of {name}", _exponents(rows, size, seconds), "round")
-        for rows, axis, size in (
-            (over_b, "b", lambda cost: cost.b),
-            (over_m, "m", lambda cost: cost.m),
-        )
-        for name, seconds in parts
-        if not (axis == "m" and name == "the solve")
-    ]
-    shares = [
-        Measurement(
-            f"part (B) over the whole step, {network}, b = {b}",
-            {
-                str(cost.round): cost.part_B_s / cost.step_s
-                for cost in costs
-                if (cost.network, cost.b) == (network, b)
-            },
-            "round",
-        )
-        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
-    ]
-    ratio = [
-        Measurement(
-            f"part (A) over a step of SGD, {network}, b = {b}",
-            {
-                str(cost.round): cost.part_A_s / cost.sgd_s
-                for cost in costs
-                if (cost.network, cost.b) == (network, b)
-            },
-            "round",
-        )
-        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
-    ]
-    return [
-        _claim(
-            "cost_A",
-            "Part (A) of a step, forward and per-sample backward, is of the order of SGD's step",
-            "T5",
-            "at most twice SGD's step",
-            ratio[::-1],
-            lambda median: median <= 2,
-        ),
-        _claim(
-            "cost_B",
-            "Part (B), b²m + b³, is small for ordinary b",
-            "T5",
-            "at most a tenth of the step at every b up to 128",
-            sorted(shares, key=lambda each: int(each.name.rpartition("= ")[2]) > 128),
-            lambda median: median <= 0.1,
-            every=True,
-            considered=lambda each: int(each.name.rpartition("= ")[2]) <= 128,
-        ),
-        _claim(
-            "exponents",
-            "The time of (A) grows as b, that of the Gram product as b² m, that of the solve as b³",
-            "T5",
-            "the first number, of (A) in b, is from 0.8 to 1.2; fixed costs of small products lower the others",
-            exponents,
-            lambda median: 0.8 <= median <= 1.2,
-        ),
-    ]
-
-
-def cost_axes(costs: Sequence[Cost]) -> tuple[list[Cost], list[Cost]]:
-    """Return the rows over b of the network that most batch sizes were timed for, and those over m at one b."""
-    batches: dict[str, set[int]] = {}
-    networks: dict[int, set[str]] = {}
-    for cost in costs:
-        batches.setdefault(cost.network, set()).add(cost.b)
-        networks.setdefault(cost.b, set()).add(cost.network)
-    if not costs:
-        return [], []
-    network = max(batches, key=lambda name: len(batches[name]))
-    b = max(networks, key=lambda size: len(networks[size]))
-    return [cost for cost in costs if cost.network == network], [cost for cost in costs if cost.b == b]
-
-
-def _exponents(
-    costs: Sequence[Cost], size: Callable[[Cost], float], seconds: Callable[[Cost], float]
-) -> dict[str, float]:
-    found = {}
-    for turn in sorted({cost.round for cost in costs}):
-        own = [cost for cost in costs if cost.round == turn]
-        if len({size(cost) for cost in own}) > 1 and all(seconds(cost) > 0 for cost in own):
-            found[str(turn)] = fitted_exponent([size(cost) for cost in own], [seconds(cost) for cost in own])
-    return found
-
-
-def _values(runs: Iterable[TheoryRun], value: Callable[[TheoryRun], float | None]) -> dict[str, float]:
-    found = {str(run.setting.seed): value(run) for run in runs}
-    return {seed: number for seed, number in found.items() if number is not None}
-
-
-def _claim(
-    key: str,
-    text: str,
-    figure: str,
-    rule: str,
-    measurements: Sequence[Measurement],
-    holds: Callable[[float], bool],
-    *,
-    every: bool = False,
-    considered: Callable[[Measurement], bool] = lambda each: True,
-) -> Claim:
-    measured = tuple(each for each in measurements if each.values)
-    if not measured:
-        return Claim(key, text, figure, rule, (), "not measured", f"run {COMMAND}")
-    judged = [each for each in measured if considered(each)] if every else [measured[0]]
-    return Claim(
-        key, text, figure, rule, measured, "yes" if all(holds(each.median) for each in judged) else "no"
-    )

@@ -1,0 +1,108 @@
+"""The cost analysis beside the measured parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gramgn.theory.rates import fitted_exponent
+
+from .._claims import Claim, Measurement
+from ._judge import judged
+from ._records import Cost
+
+
+def cost_claims(costs: Sequence[Cost]) -> list[Claim]:
+    """Return what the paper says of parts (A) and (B) of a step, with what was measured."""
+    over_b, over_m = cost_axes(costs)
+    parts: tuple[tuple[str, Callable[[Cost], float]], ...] = (
+        ("(A), forward and per-sample backward", lambda cost: cost.part_A_s),
+        ("(B), Gram product and solve", lambda cost: cost.part_B_s),
+        ("the Gram product", lambda cost: cost.gram_s),
+        ("the solve", lambda cost: cost.solve_s),
+    )
+    exponents = [
+        Measurement(f"exponent of {axis} in the time of {name}", _exponents(rows, size, seconds), "round")
+        for rows, axis, size in (
+            (over_b, "b", lambda cost: cost.b),
+            (over_m, "m", lambda cost: cost.m),
+        )
+        for name, seconds in parts
+        if not (axis == "m" and name == "the solve")
+    ]
+    shares = [
+        Measurement(
+            f"part (B) over the whole step, {network}, b = {b}",
+            {
+                str(cost.round): cost.part_B_s / cost.step_s
+                for cost in costs
+                if (cost.network, cost.b) == (network, b)
+            },
+            "round",
+        )
+        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
+    ]
+    ratio = [
+        Measurement(
+            f"part (A) over a step of SGD, {network}, b = {b}",
+            {
+                str(cost.round): cost.part_A_s / cost.sgd_s
+                for cost in costs
+                if (cost.network, cost.b) == (network, b)
+            },
+            "round",
+        )
+        for network, b in dict.fromkeys((cost.network, cost.b) for cost in over_b)
+    ]
+    return [
+        judged(
+            "cost_A",
+            "Part (A) of a step, forward and per-sample backward, is of the order of SGD's step",
+            "T5",
+            "at most twice SGD's step",
+            ratio[::-1],
+            lambda median: median <= 2,
+        ),
+        judged(
+            "cost_B",
+            "Part (B), b²m + b³, is small for ordinary b",
+            "T5",
+            "at most a tenth of the step at every b up to 128",
+            sorted(shares, key=lambda each: int(each.name.rpartition("= ")[2]) > 128),
+            lambda median: median <= 0.1,
+            every=True,
+            considered=lambda each: int(each.name.rpartition("= ")[2]) <= 128,
+        ),
+        judged(
+            "exponents",
+            "The time of (A) grows as b, that of the Gram product as b² m, that of the solve as b³",
+            "T5",
+            "the first number, of (A) in b, is from 0.8 to 1.2; fixed costs of small products lower the others",
+            exponents,
+            lambda median: 0.8 <= median <= 1.2,
+        ),
+    ]
+
+
+def cost_axes(costs: Sequence[Cost]) -> tuple[list[Cost], list[Cost]]:
+    """Return the rows over b of the network that most batch sizes were timed for, and those over m at one b."""
+    batches: dict[str, set[int]] = {}
+    networks: dict[int, set[str]] = {}
+    for cost in costs:
+        batches.setdefault(cost.network, set()).add(cost.b)
+        networks.setdefault(cost.b, set()).add(cost.network)
+    if not costs:
+        return [], []
+    network = max(batches, key=lambda name: len(batches[name]))
+    b = max(networks, key=lambda size: len(networks[size]))
+    return [cost for cost in costs if cost.network == network], [cost for cost in costs if cost.b == b]
+
+
+def _exponents(
+    costs: Sequence[Cost], size: Callable[[Cost], float], seconds: Callable[[Cost], float]
+) -> dict[str, float]:
+    found = {}
+    for turn in sorted({cost.round for cost in costs}):
+        own = [cost for cost in costs if cost.round == turn]
+        if len({size(cost) for cost in own}) > 1 and all(seconds(cost) > 0 for cost in own):
+            found[str(turn)] = fitted_exponent([size(cost) for cost in own], [seconds(cost) for cost in own])
+    return found

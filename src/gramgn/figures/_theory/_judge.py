@@ -1,0 +1,75 @@
+"""Numbers by seed, and a statement with its numbers and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from gramgn.theory.rates import fitted_exponent
+
+from .._claims import Claim, Measurement
+from ._records import TheoryRun
+
+COMMAND = "python scripts/theory.py"
+
+
+def slopes(
+    runs: Sequence[TheoryRun], value: Callable[[TheoryRun], float], size: Callable[[TheoryRun], float]
+) -> dict[str, float]:
+    """Return for each seed the slope of log(value) against log(size); none for a seed with fewer than two sizes.
+
+    Args:
+        runs: Of one study.
+        value: Above 0.
+        size: e.g. the width.
+    """
+    found = {}
+    for seed, own in by_seed(runs).items():
+        if len({size(run) for run in own}) > 1:
+            found[seed] = fitted_exponent([size(run) for run in own], [value(run) for run in own])
+    return found
+
+
+def by_seed(runs: Iterable[TheoryRun]) -> dict[str, list[TheoryRun]]:
+    """Return runs by seed."""
+    found: dict[str, list[TheoryRun]] = {}
+    for run in runs:
+        found.setdefault(str(run.setting.seed), []).append(run)
+    return found
+
+
+def values_of(runs: Iterable[TheoryRun], value: Callable[[TheoryRun], float | None]) -> dict[str, float]:
+    """Return a number for each seed, without the seeds that have none."""
+    found = {str(run.setting.seed): value(run) for run in runs}
+    return {seed: number for seed, number in found.items() if number is not None}
+
+
+def judged(
+    key: str,
+    text: str,
+    figure: str,
+    rule: str,
+    measurements: Sequence[Measurement],
+    holds: Callable[[float], bool],
+    *,
+    every: bool = False,
+    considered: Callable[[Measurement], bool] = lambda each: True,
+) -> Claim:
+    """Return a statement with its verdict, which is about medians.
+
+    Args:
+        key: Short name.
+        text: The statement.
+        figure: The figure that shows it.
+        rule: When it counts as seen, in words.
+        measurements: What was measured; those without a value are left out.
+        holds: Whether a median fulfils the rule.
+        every: Whether the rule is about all numbers, not about the first.
+        considered: With ``every``: the numbers that the rule is about.
+    """
+    measured = tuple(each for each in measurements if each.values)
+    if not measured:
+        return Claim(key, text, figure, rule, (), "not measured", f"run {COMMAND}")
+    decisive = [each for each in measured if considered(each)] if every else [measured[0]]
+    return Claim(
+        key, text, figure, rule, measured, "yes" if all(holds(each.median) for each in decisive) else "no"
+    )
