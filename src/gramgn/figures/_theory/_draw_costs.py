@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -38,50 +39,54 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
         f"medians of {rounds} rounds on {first.device}",
         fontsize=7.5,
     )
-    parts: tuple[tuple[str, str, Callable[[Cost], float]], ...] = (
-        ("(A) forward, backward, J", PALETTE[0], lambda cost: cost.part_A_s),
-        ("(B) Gram product", PALETTE[1], lambda cost: cost.gram_s),
-        ("(B) solve, float64", PALETTE[2], lambda cost: cost.solve_s),
-        ("a step of SGD", PALETTE[4], lambda cost: cost.sgd_s),
-    )
-    of_b: Callable[[Cost], float] = lambda cost: cost.b  # noqa: E731
-    of_m: Callable[[Cost], float] = lambda cost: cost.m  # noqa: E731
-    axes_of = ((left, over_b, of_b, "b"), (right, over_m, of_m, "m"))
-    for axes, rows, size, name in axes_of:
-        sizes = sorted({size(cost) for cost in rows})
-        for place, (label, color, seconds) in enumerate(parts):
-            points = {value: [1e3 * seconds(cost) for cost in rows if size(cost) == value] for value in sizes}
-            medians = [statistics.median(points[value]) for value in sizes]
-            fitted = (
-                f", ~{name}^{fitted_exponent(sizes, medians):.2f}"
-                if len(sizes) > 1 and min(medians) > 0
-                else ""
-            )
-            sizes_with_bars(axes, points, color, MARKERS[place], label + fitted, dashes=DASHES[place])
+    for axes, rows, name in ((left, over_b, "b"), (right, over_m, "m")):
+        sizes = _draw_parts(axes, rows, name)
+        axes.plot([], [], **GUIDE, label="as operation counts grow")
         log_sizes(axes, sizes, thousands=name == "m")
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        legend(axes)
+        legend(axes, loc="upper left")
+    low, high = left.get_ylim()
+    left.set_ylim(low, high * 12)  # room for the legends
     left.set(xlabel=f"batch size b ({over_b[0].network}, m = {over_b[0].m:,})", ylabel="time (ms)")
     right.set(xlabel=f"parameters m (b = {over_m[0].b})")
-    _count_guides(left, over_b, of_b, {"b": 1, "b²": 2})
-    _count_guides(right, over_m, of_m, {"m": 1})
     return figure
 
 
-def _count_guides(
-    axes: Axes, rows: Sequence[Cost], size: Callable[[Cost], float], powers: Mapping[str, int]
-) -> None:
-    """Draw the slopes that operation counts give, from the middle of the panel."""
-    sizes = sorted({size(cost) for cost in rows})
-    if len(sizes) < 2:
-        return
-    low, high = axes.get_ylim()
-    top = high
-    for name, power in powers.items():
-        values = [top * (value / sizes[-1]) ** power for value in sizes]
-        axes.plot(sizes, values, **GUIDE)
-        axes.annotate(
-            name, (sizes[-1], values[-1]), (3, -4), textcoords="offset points", size=7, color="#777777"
-        )
-    axes.set_ylim(low, high)
+@dataclass(frozen=True)
+class _Part:
+    """A line: what it is, in which colour, its time, and the multiply-adds that it should grow with."""
+
+    label: str
+    color: str
+    seconds: Callable[[Cost], float]
+    operations: Callable[[Cost], float]
+
+
+_PARTS = (
+    _Part("(A) forward, backward, J", PALETTE[0], lambda cost: cost.part_A_s, lambda cost: cost.forward_ops),
+    _Part("(B) Gram product", PALETTE[1], lambda cost: cost.gram_s, lambda cost: cost.gram_ops),
+    _Part("(B) solve, float64", PALETTE[2], lambda cost: cost.solve_s, lambda cost: cost.solve_ops),
+    _Part("a step of SGD", PALETTE[4], lambda cost: cost.sgd_s, lambda cost: cost.forward_ops),
+)
+
+
+def _draw_parts(axes: Axes, rows: Sequence[Cost], name: str) -> list[float]:
+    """Draw every part against b or m, with its operation counts through the last point; return the sizes."""
+    by_size: dict[float, list[Cost]] = {}
+    for cost in rows:
+        by_size.setdefault(cost.b if name == "b" else cost.m, []).append(cost)
+    sizes = sorted(by_size)
+    for place, part in enumerate(_PARTS):
+        points = {size: [1e3 * part.seconds(cost) for cost in by_size[size]] for size in sizes}
+        medians = [statistics.median(points[size]) for size in sizes]
+        operations = [part.operations(by_size[size][0]) for size in sizes]
+        label = part.label
+        # The solve knows nothing of m.
+        if len(set(operations)) > 1 and min(medians) > 0:
+            label += f", ${name}^{{{fitted_exponent(sizes, medians):.2f}}}$"
+            if not part.label.endswith("SGD"):
+                counted = [medians[-1] * count / operations[-1] for count in operations]
+                axes.plot(sizes, counted, **(GUIDE | {"color": part.color}))
+        sizes_with_bars(axes, points, part.color, MARKERS[place], label, dashes=DASHES[place])
+    return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -123,11 +123,9 @@ def log_sizes(axes: Axes, sizes: Sequence[float], *, thousands: bool = False) ->
     axes.tick_params(axis="x", labelsize=6.5, rotation=45 if len(sizes) > 5 and not thousands else 0)
 
 
-def legend(axes: Axes, *, title: str | None = None, columns: int = 1) -> None:
+def legend(axes: Axes, *, title: str | None = None, loc: Literal["best", "upper left"] = "best") -> None:
     """Add a legend in the size of these figures."""
-    axes.legend(
-        fontsize=6.5, title=title, title_fontsize=6.5, ncols=columns, handlelength=2.6, labelspacing=0.3
-    )
+    axes.legend(fontsize=6.5, title=title, title_fontsize=6.5, loc=loc, handlelength=2.6, labelspacing=0.3)
 
 
 def shades(count: int) -> list[str]:
