@@ -66,7 +66,7 @@ class Scale:
         descent_epochs: Steps of gradient descent.
         depths: Depths of the ResNets of the cost study, at the largest batch but one.
         cost_batches: b of the cost study, at the depth 32.
-        pixels: Of its images.
+        pixels: Of its images; one more shape, of that network and batch, has twice as many.
         rounds: Of its timing.
     """
 
@@ -124,12 +124,13 @@ def cases(study: str, scale: Scale) -> Iterator[Case]:
 
 
 def shapes(scale: Scale) -> list[Shape]:
-    """Return the shapes of the cost study: over b at one depth, over depths, that is m, at one b."""
+    """Return the shapes of the cost study: over b at one depth, over depths, that is m, at one b, and the paper's."""
     middle = scale.cost_batches[-2]
     # The depth 32 is the paper's; the smoke test takes the least there is.
     depth = 32 if scale.pixels > SMOKE.pixels else 8
     over_b = [Shape("resnet", depth, b, scale.pixels) for b in scale.cost_batches]
-    return over_b + [Shape("resnet", each, middle, scale.pixels) for each in scale.depths]
+    over_m = [Shape("resnet", each, middle, scale.pixels) for each in scale.depths]
+    return [*over_b, *over_m, Shape("resnet", depth, middle, 2 * scale.pixels)]
 
 
 def _cyclic(seed: int, scale: Scale) -> Iterator[Case]:

@@ -32,7 +32,7 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
     over_b, over_m = cost_axes(costs)
     figure = Figure(figsize=(WIDTH, HEIGHT + 0.3))
     left, right = figure.subplots(1, 2, sharey=True)
-    first = costs[0]
+    first = over_b[0]
     rounds = max(cost.round for cost in costs)
     figure.suptitle(
         f"T5  cost of the parts of a step, ResNetFixup on noise, {first.pixels}×{first.pixels}; "
