@@ -46,7 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         files = run_studies(
             given.studies or list(STUDIES), given.out, scale=SMOKE if given.smoke else FULL, force=given.force
         )
-        print(claims_text(THEORY_TITLE, theory_claims(read_theory(files))), end="")
+        measured = [claim for claim in theory_claims(read_theory(files)) if claim.measurements]
+        print(claims_text(THEORY_TITLE, measured), end="")
         for file in files:
             print(file)
     return code[0]
