@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,21 +30,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sweeps", nargs="*", help="names in outputs/sweeps, or folders; none: all")
     parser.add_argument("--json", action="store_true", help="JSON instead of text")
     given = parser.parse_args(arguments)
+    code = 0
+    found: list[tuple[SweepFolder, list[CellStatus]]] = []
+    for sweep in given.sweeps or find_sweeps(SWEEPS):
+        try:
+            folder = _folder(sweep) if isinstance(sweep, str) else sweep
+            found.append((folder, folder.cells()))
+        except InputError as error:  # one that cannot be read hides no other
+            print(f"error: {error}", file=sys.stderr)
+            code = 2
     try:
-        folders = [_folder(name) for name in given.sweeps] or find_sweeps(SWEEPS)
-        found = [(folder, folder.cells()) for folder in folders]
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if given.json:
-        print(json.dumps([_as_json(folder, cells) for folder, cells in found], indent=1))
-    elif not found:
-        print(f"there are no sweeps in {SWEEPS}")
-    for folder, cells in found if not given.json else []:
-        print(_headline(folder, cells))
-        if given.sweeps:
-            print(_table(cells))
-    return 0
+        print(_text(found, as_json=given.json, with_jobs=bool(given.sweeps)), flush=True)
+    except BrokenPipeError:
+        # Its reader, e.g. head, has seen enough; what Python writes out as it ends goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return code
+
+
+def _text(found: Sequence[tuple[SweepFolder, list[CellStatus]]], *, as_json: bool, with_jobs: bool) -> str:
+    if as_json:
+        return json.dumps([_as_json(folder, cells) for folder, cells in found], indent=1)
+    if not found and not with_jobs:
+        return f"there are no sweeps in {SWEEPS}"
+    return "\n".join(
+        "\n".join([_headline(folder, cells), *([_table(cells)] if with_jobs else [])])
+        for folder, cells in found
+    )
 
 
 def _folder(name: str) -> SweepFolder:

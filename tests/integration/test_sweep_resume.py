@@ -130,3 +130,33 @@ def test_a_sweep_that_was_moved(call: Call, house: House) -> None:
     assert call(*PAIR, "seed=0,1", "name=renamed", multirun=True) == 0
     assert [name for name, content in contents(new).items() if content[1] != before[name][1]] == []
     assert not old.exists()
+
+
+def test_a_lost_sweep_json_is_written_anew(call: Call, house: House) -> None:
+    """Also when no job is left to be done, as the message about a damaged one promises."""
+    assert call(*PAIR, "seed=0,1", multirun=True) == 0
+    before = contents(cell(house, "seed=0", "pair").folder)
+    sweep_of(house, "pair").sweep_json.write_text("")
+    assert call(*PAIR, "seed=0,1", multirun=True) == 2
+    sweep_of(house, "pair").sweep_json.unlink()
+    assert call(*PAIR, "seed=0,1", multirun=True) == 0
+    assert states(house, "pair") == ["done", "done"]
+    assert contents(cell(house, "seed=0", "pair").folder) == before
+
+
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [
+        ("trainer.threads=1,2", "trainer.threads changes no result"),
+        ("name=one,two", "name= names the whole sweep"),
+        ("seed=glob(*)", "seed=glob(*) has no values, so that nothing would be run: glob() chooses"),
+        ("seed=range(3,1)", "seed=range(3,1) has no values, so that nothing would be run: range("),
+        ("name='a b'", "e.g. name=a_b"),
+    ],
+)
+def test_an_axis_that_makes_no_jobs(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], axis: str, message: str
+) -> None:
+    assert call(*SMALL, axis, multirun=True) == 2
+    assert message in capsys.readouterr().err
+    assert not (house.root / "outputs").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 
 import pytest
 from house import SMALL, Call, House
@@ -62,3 +64,26 @@ def test_a_sweep_that_is_not_there(call: Call, house: House) -> None:
     done = house.script(SCRIPT, str(house.runs()[0]))
     assert done.returncode == 2
     assert "is not a sweep's folder" in done.stderr
+
+
+def test_one_damaged_sweep_hides_no_other(house: House) -> None:
+    """Each is read for itself; the exit code says that one could not be, and ``head`` may stop reading."""
+    sweeps = house.root / "outputs" / "sweeps"
+    for name, text in (("bad", ""), ("good", '{"format": 1, "cells": []}')):
+        (sweeps / name).mkdir(parents=True)
+        (sweeps / name / "sweep.json").write_text(text)
+    (sweeps / "odd" / "sweep.json").mkdir(parents=True)
+    done = house.script(SCRIPT)
+    assert (done.returncode, done.stdout.strip()) == (2, "good: 0 jobs:")
+    assert "Remove it and repeat the sweep's command" in done.stderr
+    assert done.stderr.count("error:") == 2
+    code = f"set -o pipefail; ({sys.executable} {SCRIPT} good; echo $? >&2) | true"
+    piped = subprocess.run(
+        ["bash", "-c", code],
+        cwd=house.root,
+        env=house.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.stderr.strip() == "0"

@@ -319,6 +319,14 @@ def test_an_override_that_the_chain_makes_itself(override: str) -> None:
         check_overrides(["tracking=none", override])
 
 
+@pytest.mark.parametrize("override", ["+x.y=1", "tracking.mode=perhaps"])
+def test_a_wrong_override_is_said_once_before_the_first_step(trainer: Trainer, override: str) -> None:
+    """H16: not by each of ten steps in turn."""
+    with pytest.raises(ConfigError, match=r"there is no 'x'|perhaps"):
+        run_chain(Chain(SCALES["laptop"], "synthetic", (override,)), trainer)
+    assert trainer.called == []
+
+
 def test_overrides_reach_every_step(trainer: Trainer) -> None:
     extra = ("tracking=none", "trainer.device=cpu")
     check_overrides(extra)

@@ -19,7 +19,7 @@ from gramgn.app._main import compose_config
 from gramgn.app._paper import Chain, Step
 from gramgn.app._paper_state import Progress, duration, headline, progress, table
 from gramgn.app._repository import repository, shown
-from gramgn.app._schema import plain
+from gramgn.app._schema import TrackingConfig, check_entries, plain
 from gramgn.errors import ConfigError, DataError, InputError
 from gramgn.progress import say
 from gramgn.stopping import StopRequested
@@ -69,6 +69,9 @@ def missing_data(chain: Chain) -> dict[str, str]:
     names = list(dict.fromkeys(chain.dataset(step) for step in chain.steps))
     for name in names:
         config = plain(compose_config([f"dataset={name}", f"trainer={chain.scale.name}", *chain.extra]))
+        if chain.extra:  # not without: the check needs torch, and conf/ itself is right
+            check_entries(config)
+            TrackingConfig(**config["tracking"])
         dataset = build_dataset(config["dataset"])
         try:
             dataset.check(config["trainer"]["image_size"])

@@ -17,6 +17,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app._repository import repository
+from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import say
 from gramgn.tracking.records import RunFolder, SweepFolder, find_runs
@@ -34,6 +35,7 @@ class Wanted:
         model: Its whole ``model`` section: only the same network's weights fit.
         seed: Its seed; None: any.
         lam: Its lambda; None: any.
+        convention: Its ``damping_convention``, in which an alpha of its is meant; None: any.
         sweep: Folder name of its sweep; None: any, or none.
     """
 
@@ -42,25 +44,33 @@ class Wanted:
     model: Mapping[str, Any]
     seed: int | None = None
     lam: float | None = None
+    convention: str | None = None
     sweep: str | None = None
 
-    def misfit(self, run: Mapping[str, Any]) -> str | None:
-        """Return in what a run differs, e.g. ``"seed 1"``; None if in nothing."""
+    def misfit(self, path: Path, run: Mapping[str, Any]) -> str | None:
+        """Return in what a run differs, e.g. ``"seed 1"``; None if in nothing.
+
+        Args:
+            path: Its folder, which tells its sweep: that may have been renamed or copied since.
+            run: Its run.json.
+        """
         config = run.get("config") or {}
         section, scale = config.get("dataset") or {}, (config.get("trainer") or {}).get("scale")
         # A data set of the user's may have no name in its section, only in what it loads.
         known = (run.get("dataset") or {}).get("name"), section.get("name"), section.get("_target_")
-        lam = (config.get("optimizer") or {}).get("lam")
-        if self.sweep is not None and run.get("group") != self.sweep:
-            return f"sweep {run.get('group')}"
+        optimizer = config.get("optimizer") or {}
+        if self.sweep is not None and path.parent.name != self.sweep:
+            return f"sweep {path.parent.name}"
         if self.dataset not in known:
             return f"data set {next((name for name in known if name), None)}"
         if scale != self.scale:
             return f"scale {scale}"
         if self.seed is not None and config.get("seed") != self.seed:
             return f"seed {config.get('seed')}"
-        if self.lam is not None and lam != self.lam:
-            return f"lambda {lam}"
+        if self.lam is not None and optimizer.get("lam") != self.lam:
+            return f"lambda {optimizer.get('lam')}"
+        if self.convention is not None and optimizer.get("damping_convention") != self.convention:
+            return f"damping_convention {optimizer.get('damping_convention')}"
         return None if config.get("model") == self.model else "another network"
 
 
@@ -114,7 +124,7 @@ def find_trained(experiment: str, wanted: Wanted, outputs: Path) -> Path:
     for path, run in _runs(outputs):
         if (run.get("choices") or {}).get("experiment") != experiment:
             continue
-        if (misfit := wanted.misfit(run)) is not None:
+        if (misfit := wanted.misfit(path, run)) is not None:
             others[misfit] += 1
         else:
             fitting.setdefault(run["state"], []).append((run["starts"][0]["time_utc"], path))
@@ -135,14 +145,12 @@ def find_trained(experiment: str, wanted: Wanted, outputs: Path) -> Path:
         state, (first, *_) = next(iter(fitting.items()))
         raise ConfigError(
             f"init_from: the run of {what} is not done (it is {state}). Finish it with the command that began it, "
-            f"or with\n  python train.py resume={_relative(first[1])}"
+            f"or with\n  python train.py {path_override('resume', _relative(first[1]))}"
         )
-    seen = ", ".join(f"{count} of {misfit}" for misfit, count in others.most_common(4))
     where = f" in the sweep {wanted.sweep}" if wanted.sweep else ""
     raise ConfigError(
-        f"init_from: there is no run of {what}{where} to start from"
-        + (f" (there are {seen})" if seen else "")
-        + f". Make it with\n  {command}\nor give init_from=<run folder>"
+        f"init_from: there is no run of {what}{where} to start from{_seen(others)}. "
+        f"Make it with\n  {command}\nor give init_from=<run folder>"
     )
 
 
@@ -160,7 +168,8 @@ def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
     """
     folder = OmegaConf.select(_root_, "recipe.alpha_sweep")
     lam, scale, dataset = float(_root_.optimizer.lam), _root_.trainer.scale, _name(_root_.dataset)
-    wanted = Wanted(dataset, scale, _plain(_root_.model), lam=lam, sweep=folder)
+    convention = _root_.optimizer.get("damping_convention")
+    wanted = Wanted(dataset, scale, _plain(_root_.model), lam=lam, convention=convention, sweep=folder)
     alpha, grid = find_best_alpha(sweep, wanted, repository() / "outputs")
     _say_once(f"alpha={alpha:g} for lam={lam:g}: the best of {_relative(grid)}")
     return alpha
@@ -178,8 +187,13 @@ def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, P
         ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
     """
     grids: dict[Path, list[tuple[Path, Mapping[str, Any]]]] = {}
+    others: Counter[str] = Counter()
     for path, run in _runs(outputs):
-        if (run.get("choices") or {}).get("sweep") == sweep and wanted.misfit(run) is None:
+        if (run.get("choices") or {}).get("sweep") != sweep:
+            continue
+        if (misfit := wanted.misfit(path, run)) is not None:
+            others[misfit] += 1
+        else:
             grids.setdefault(path.parent, []).append((path, run))
     command = f"python train.py sweep={sweep} dataset={wanted.dataset} trainer={wanted.scale}"
     place = f"{wanted.dataset} at scale {wanted.scale}"
@@ -187,7 +201,7 @@ def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, P
         where = f" in {wanted.sweep}" if wanted.sweep else ""
         raise ConfigError(
             f"optimizer.alpha: there is no run of sweep={sweep} with lam={wanted.lam:g} on {place}{where} to take "
-            f"the best alpha from. Make the grid with\n  {command}\nor give optimizer.alpha=<number>"
+            f"the best alpha from{_seen(others)}. Make the grid with\n  {command}\nor give optimizer.alpha=<number>"
         )
     if len(grids) > 1:
         names = ", ".join(sorted(grid.name for grid in grids))
@@ -275,6 +289,12 @@ def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
 def _say_once(message: str) -> None:
     """Say a line once a process: a value is resolved each time that its configuration is."""
     say(message)
+
+
+def _seen(others: Counter[str]) -> str:
+    """Say what there is instead, e.g. ``" (there are 3 of seed 1)"``; nothing if there is nothing."""
+    seen = ", ".join(f"{count} of {misfit}" for misfit, count in others.most_common(4))
+    return f" (there are {seen})" if seen else ""
 
 
 def _name(dataset: DictConfig) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.types import HydraContext
 
 from gramgn.errors import ConfigError
@@ -28,7 +28,7 @@ def grid(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
     """Return the product of all axes as jobs; of two overrides of one key the later counts.
 
     Raises:
-        ConfigError: For a range of real numbers, which has no values to take in turn.
+        ConfigError: For a range of real numbers, which has no values to take in turn, or for an axis without any.
     """
     axes: dict[str, list[str]] = {}
     for override in overrides:
@@ -37,9 +37,22 @@ def grid(overrides: Sequence[Override]) -> list[tuple[str, ...]]:
             axes[key] = [text_of(override)]
         elif override.is_discrete_sweep():
             axes[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            if not axes[key]:
+                raise ConfigError(
+                    f"{override.input_line} has no values, so that nothing would be run{_why(override)}"
+                )
         else:
             raise ConfigError(
                 f"{override.input_line} names no values: give some, e.g. {key}=0.1,1,10, "
                 "or search with sweep=optuna_alpha"
             )
     return list(itertools.product(*axes.values()))
+
+
+def _why(override: Override) -> str:
+    value: object = override.value()
+    if isinstance(value, Glob):
+        return ": glob() chooses among the files of a group in conf/, such as optimizer, by their names"
+    if isinstance(value, RangeSweep):
+        return ": range(start, stop, step) ends before stop"
+    return ""

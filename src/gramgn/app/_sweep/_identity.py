@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,15 @@ INCIDENTAL = ("tracking", "resume", "name", "on_failure", "trainer.device", "tra
 def override_key(override: str) -> str:
     """Return the key of an override, e.g. ``"optimizer.lam"`` of ``"++optimizer.lam=1"``."""
     return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0].replace("/", ".")
+
+
+def path_override(key: str, path: object) -> str:
+    """Return an override to paste into a shell, in quotes where Hydra or the shell would stumble over the path.
+
+    The folder of a job of a sweep has ``=`` and commas, which Hydra takes only inside quotes.
+    """
+    text = str(path)
+    return f"{key}={text}" if re.fullmatch(r"[\w./+@%-]+", text, re.ASCII) else f"\"{key}='{text}'\""
 
 
 def is_incidental(key: str) -> bool:

@@ -11,8 +11,8 @@ from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from gramgn.app._folders import remember_sweep
-from gramgn.app._repository import absolute
+from gramgn.app._folders import remember_sweep, safe_name
+from gramgn.app._repository import absolute, shown
 from gramgn.app._schema import TrackingConfig, plain, run_entries
 from gramgn.app._sweep._display import Outcome
 from gramgn.app._sweep._grammar import parse, text_of
@@ -20,6 +20,7 @@ from gramgn.app._sweep._options import read_options
 from gramgn.app._sweep._review import FINISHED
 from gramgn.app._sweep._session import Sweep
 from gramgn.app._sweep._tasks import Cell
+from gramgn.app._sweep._tasks import JobFailedError as JobFailedError
 from gramgn.errors import ConfigError
 from gramgn.progress import say
 from gramgn.stopping import deferred_signals
@@ -30,8 +31,8 @@ OTHER_LAUNCHER = (
 )
 
 
-class JobFailedError(Exception):
-    """A job failed, and that ends the sweep (``on_failure=stop``, or a search that lost too many trials)."""
+SWEEPS = "outputs/sweeps"
+MANY = 100  # composing that many takes seconds
 
 
 # Hydra makes the launcher and keeps it to itself: the entry point finds its sweep here, to report on it at the end.
@@ -102,6 +103,8 @@ class Jobs:
         """
         setup_globals()
         sweep = self._begin()
+        if len(commands) >= MANY:
+            say(f"{len(commands)} jobs: composing the configuration of each")
         composed = [
             self._compose(sweep.folder.path, list(command), number)
             for number, command in enumerate(commands, start=first_number)
@@ -121,6 +124,7 @@ class Jobs:
             hydra = self._config.hydra
             options = read_options(*self._given, self._config.get("on_failure"))
             folder = absolute(str(hydra.sweep.dir))
+            check_place(folder, self._config.get("name"))
             others = [each for each in hydra.overrides.hydra if not each.startswith("hydra.mode=")]
             command = [*hydra.overrides.task, *others]
             mirrored = OmegaConf.select(self._config, "tracking.mode") != "none"
@@ -153,6 +157,24 @@ class Jobs:
         environment = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         cell = Cell(folder, tuple(command), container, choices_of(hydra), sweep.name, environment)
         return cell, config
+
+
+def check_place(folder: Path, name: Any) -> None:
+    """Refuse a sweep whose folder would be another's as well.
+
+    Raises:
+        ConfigError: If the name has what a folder's name cannot have, or the folder is the one that holds all sweeps.
+    """
+    taken = absolute(SWEEPS)
+    safe = safe_name(name) if isinstance(name, str) else name
+    if safe != name and folder == taken / safe:
+        hint = f", e.g. name={safe}" if safe else ""
+        raise ConfigError(
+            f"name={name!r} cannot be a sweep's folder: take at most 60 letters of a-z and A-Z, digits and ._=,- "
+            f"with none of ._- at its ends{hint}"
+        )
+    if folder == taken:
+        raise ConfigError(f"{shown(folder)} holds all sweeps and cannot be one: give name=<its name>")
 
 
 def choices_of(hydra: Any) -> dict[str, str]:

@@ -13,7 +13,7 @@ from gramgn.app._sweep._client import ForkServer, ServerGoneError
 from gramgn.app._sweep._display import Display, Outcome, Running
 from gramgn.app._sweep._options import Options, gpus_to_hand_out
 from gramgn.app._sweep._server import GRACE_S
-from gramgn.app._sweep._tasks import OUTPUT_FILE, Ended, Planned, Task
+from gramgn.app._sweep._tasks import OUTPUT_FILE, Ended, JobFailedError, Planned, Task
 from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.stopping import StopAtOnce, StopFlag, deferred_signals
@@ -74,7 +74,8 @@ class Pool:
             finds out for itself.
 
         Raises:
-            InputError: If no process of ours can work at all.
+            InputError: If the jobs cannot be checked at all.
+            JobFailedError: If the process that they are forked from was killed.
             StopRequested: If a signal came.
         """
         jobs = tuple((plan.cell, plan.action) for plan in plans)
@@ -84,9 +85,9 @@ class Pool:
                 number = self.warm_up().start(task)
                 ended = self._await(number, stop)
             except ServerGoneError:
-                raise InputError(
+                raise JobFailedError(
                     "the process that the jobs are forked from has ended. If it said nothing above, it was killed, "
-                    "perhaps because the memory is full"
+                    "perhaps because the memory is full; the same command begins again"
                 ) from None
         if ended.result is None:
             return None

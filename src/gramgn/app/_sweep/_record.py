@@ -67,7 +67,7 @@ class SweepRecord:
             "overrides": portable(list(plan.cell.overrides), repository()),
             "config_hash": known.get("config_hash") if plan.action == "refuse" else plan.config_hash,
             "state": state or "waiting",
-            "error": known.get("error"),
+            "error": portable(plan.reason, repository()) if plan.action == "refuse" else known.get("error"),
             "exit_code": known.get("exit_code"),
             "started": known.get("started"),
             "ended": known.get("ended"),

@@ -15,6 +15,7 @@ from gramgn.tracking.records import RunFolder, code_version, code_versions
 
 FINISHED = ("done", "diverged")
 SHOWN_KEYS = 4
+_PUT_BACK = "Put the file back, or move the job's folder away: then it is done anew"
 
 
 def review(cell: Cell) -> Planned:
@@ -23,17 +24,24 @@ def review(cell: Cell) -> Planned:
     digest = config_hash(config)
     folder = RunFolder(cell.folder)
     if not folder.run_json.is_file():
+        if folder.metrics_csv.exists():
+            lost = f"{shown(folder.run_json)} is gone, while metrics.csv is there"
+            return Planned(cell, "refuse", digest, f"{lost}. {_PUT_BACK}")
         return Planned(cell, "new", digest)
     try:
         record = folder.read_run()
         stored = _with_later_settings(record["config"], config)
-    except (InputError, KeyError, TypeError, AttributeError) as error:
-        return Planned(cell, "refuse", digest, f"{shown(folder.run_json)} is damaged: {error}")
+    except InputError as error:
+        return Planned(cell, "refuse", digest, f"{str(error).rstrip('.')}. {_PUT_BACK}")
+    except (KeyError, TypeError, AttributeError) as error:
+        return Planned(cell, "refuse", digest, f"{shown(folder.run_json)} is damaged: {error!r}. {_PUT_BACK}")
     differences = differing(stored, config)
     if differences:
         if record["state"] == "failed" and _holds_nothing(folder):
             return Planned(cell, "anew", digest, record=record)
         return Planned(cell, "refuse", digest, _other_config(cell, differences), record)
+    if record["state"] == "done" and (damage := _lost_epochs(folder, config["trainer"]["epochs"])):
+        return Planned(cell, "refuse", digest, f"{damage}. {_PUT_BACK}", record)
     return Planned(cell, "keep" if record["state"] in FINISHED else "resume", digest, record=record)
 
 
@@ -74,6 +82,18 @@ def _with_later_settings(stored: Mapping[str, Any], config: Mapping[str, Any]) -
 
         trainer |= {key: value for key, value in FORMER_BEHAVIOUR.items() if key in absent}
     return {**stored, "trainer": trainer}
+
+
+def _lost_epochs(folder: RunFolder, epochs: int) -> str:
+    """Say that a run that is done lacks its last epoch in metrics.csv, so that no figure can use it; "" if not."""
+    try:
+        rows = folder.read_metrics(report=lambda message: None)
+    except InputError as error:
+        return str(error).rstrip(".")
+    last = max((int(row["epoch"] or 0) for row in rows), default=0)
+    if last >= epochs:
+        return ""
+    return f"the run is done, but {shown(folder.metrics_csv)} ends at epoch {last} of {epochs}"
 
 
 def _holds_nothing(folder: RunFolder) -> bool:

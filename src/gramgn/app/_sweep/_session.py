@@ -11,6 +11,7 @@ from gramgn.app._lock import take_lock
 from gramgn.app._repository import repository, shown
 from gramgn.app._sweep._axes import axes_of, grid_text
 from gramgn.app._sweep._display import Display, Outcome, closing_table
+from gramgn.app._sweep._identity import is_incidental, override_key
 from gramgn.app._sweep._options import Options
 from gramgn.app._sweep._pool import Pool
 from gramgn.app._sweep._record import SweepRecord, now_utc
@@ -104,12 +105,14 @@ class Sweep:
         self._tell_kept(plans)
         problems = self._problems(plans, todo)
         self._refuse(plans, problems, is_first=is_first)
+        is_unlisted = self.folder.path.is_dir() and not self.folder.sweep_json.is_file()
         if todo:
             self._take_as_planned(plans)
         self.cells |= {cell.key: cell for cell in unique}
         self._note(plans, problems)
-        if todo:
+        if todo or is_unlisted:
             self._begin(plans, axes)
+        if todo:
             self._do(todo, problems)
 
     def _problems(self, plans: Sequence[Planned], todo: Sequence[Planned]) -> dict[str, str]:
@@ -287,8 +290,20 @@ def _unique(cells: Sequence[Cell]) -> list[Cell]:
     for cell in cells:
         other = found.setdefault(cell.key, cell)
         if other.config != cell.config:
-            raise ConfigError(
-                f"two different jobs have the same folder {shown(cell.folder)}: {' '.join(other.overrides)} and "
-                f"{' '.join(cell.overrides)}. Leave hydra.sweep.subdir as it is, or let it tell them apart"
-            )
+            raise ConfigError(_same_folder(cell, other))
     return list(found.values())
+
+
+def _same_folder(cell: Cell, other: Cell) -> str:
+    keys = sorted({override_key(each) for each in set(cell.overrides) ^ set(other.overrides)})
+    if keys == ["name"]:
+        return "name= names the whole sweep and has one value; give a command for each name"
+    if all(map(is_incidental, keys)):
+        return (
+            f"{', '.join(keys)} changes no result, so jobs that differ in nothing else are one job with one folder. "
+            "Choose one value, or give a command for each with a name= of its own"
+        )
+    return (
+        f"two different jobs have the same folder {shown(cell.folder)}: {' '.join(other.overrides)} and "
+        f"{' '.join(cell.overrides)}. Leave hydra.sweep.subdir as it is, or let it tell them apart"
+    )

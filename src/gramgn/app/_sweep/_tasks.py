@@ -10,6 +10,10 @@ from typing import Any, Literal
 OUTPUT_FILE = "output.log"
 
 
+class JobFailedError(Exception):
+    """A job failed, and that ends the sweep (``on_failure=stop``, or a search that lost too many trials)."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One job of a sweep.

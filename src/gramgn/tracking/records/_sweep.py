@@ -86,8 +86,10 @@ class SweepFolder:
             raise InputError(
                 f"{self.path} is not a sweep's folder: it has no {SWEEP_FILE}. Sweeps lie in outputs/sweeps"
             ) from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {self.sweep_json}: {error}") from error
+        except OSError as error:
+            raise InputError(f"cannot read {self.sweep_json}: {error.strerror or error}") from error
+        except ValueError:
+            content = None
         cells = content.get("cells") if isinstance(content, dict) else None
         whole = isinstance(cells, list) and all(
             isinstance(cell, dict) and isinstance(cell.get("folder"), str) for cell in cells
@@ -130,7 +132,7 @@ class SweepFolder:
         overrides = tuple(str(each) for each in cell.get("overrides") or [])
         known = {"folder": folder, "label": label or folder.name.rpartition("-")[0], "overrides": overrides}
         if not RunFolder(folder).run_json.is_file():
-            return CellStatus(**known, state=_unbegun(cell, active), error=cell.get("error"))
+            return CellStatus(**known, state=_unbegun(cell, active), error=_why_unbegun(cell))
         try:
             return run_status(RunFolder(folder), active=active, **known)
         except InputError as error:
@@ -243,8 +245,13 @@ def is_locked(path: Path) -> bool:
 
 
 def _unbegun(cell: Mapping[str, Any], active: bool) -> str:
-    """Return the state of a job that left no run.json."""
+    """Return the state of a job that left no run.json; one that had ended well has to be done again."""
     state = str(cell.get("state") or "waiting")
     if state == "running" and not active:
         return "killed"
-    return state if state in CELL_STATES else "waiting"
+    return state if state in CELL_STATES and state not in ("done", "diverged") else "waiting"
+
+
+def _why_unbegun(cell: Mapping[str, Any]) -> str | None:
+    state = cell.get("state")
+    return f"it was {state}, and its run.json is gone" if state in ("done", "diverged") else cell.get("error")
