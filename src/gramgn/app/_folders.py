@@ -84,6 +84,6 @@ def job_dir(overrides: Sequence[str]) -> str:
     return _known.get(digest) or f"{safe_name(','.join(told)) or 'defaults'}-{digest}"
 
 
-def safe_name(text: str) -> str:
+def safe_name(text: object) -> str:
     """Return ``text`` with everything but letters, digits and ``._=,-`` replaced, at most 60 characters long."""
-    return re.sub(r"[^A-Za-z0-9._=,-]+", "_", text).strip("._-")[:LONGEST_NAME]
+    return re.sub(r"[^A-Za-z0-9._=,-]+", "_", str(text)).strip("._-")[:LONGEST_NAME]

@@ -46,7 +46,8 @@ def from_hydra(error: BaseException) -> bool:
 
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
-    swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word]
+    # Of a group's choices some may have the key; what is no group is a key that does not exist.
+    swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word and key != group]
     if swept:
         return _swept_apart(key, swept[0], arguments)
     allowed = _keys_without(key, conf, arguments, config_name)

@@ -17,7 +17,9 @@ from gramgn.app._recording import MAY_LIE_THERE, Recording
 from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, identity, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
+from gramgn.app._sweep._tasks import JobFailedError
 from gramgn.errors import ConfigError, DataError, InputError, first_line
+from gramgn.optim._memory import is_out_of_memory
 from gramgn.progress import say
 from gramgn.stopping import deferred_signals
 from gramgn.tracking.records import RunFolder
@@ -239,7 +241,14 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     try:
         with torch.no_grad():
             outputs = model(blank)
+    except RecursionError:
+        raise
     except (RuntimeError, ValueError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise JobFailedError(
+                f"memory ran out when the network was tried on two samples of shape {list(shape)}: "
+                f"{first_line(error)}. Take a smaller network or smaller images"
+            ) from error
         kind = "images" if len(shape) == 3 else "inputs"
         raise ConfigError(
             f"the network does not take {kind} of shape {[2, *shape]}: {first_line(error)}. Check "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
@@ -19,12 +20,12 @@ from gramgn.app._repository import absolute, repository, set_repository
 from gramgn.app._schema import check_keys, plain, run_entries
 from gramgn.app._sweep._launcher import (
     OTHER_LAUNCHER,
-    JobFailedError,
     choices_of,
     close_sweep,
     conclude_sweep,
     has_run_jobs,
 )
+from gramgn.app._sweep._tasks import JobFailedError
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
@@ -39,6 +40,7 @@ def main(task: Callable[[], Any], root: Path) -> int:
         task: The decorated function; it must call :func:`run_job`.
         root: The repository.
     """
+    _open_missing_streams()
     set_repository(root)
     register_resolvers()
     warnings.formatwarning = one_line_warning
@@ -53,6 +55,16 @@ def main(task: Callable[[], Any], root: Path) -> int:
     finally:
         close_sweep()
     return code[0] or max(_outcomes, default=0)
+
+
+def _open_missing_streams() -> None:
+    """Give this process, and those that it starts, the standard streams that a shell closed (``>&-``)."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 from gramgn.app._plan import Job
 from gramgn.app._repository import repository, shown
 from gramgn.app._schema import TrackingConfig
+from gramgn.app._sweep._identity import path_override
 from gramgn.app._sweep._tasks import OUTPUT_FILE
 from gramgn.errors import InputError
 from gramgn.progress import say
@@ -92,7 +93,7 @@ class Recording:
             if message:
                 say(message)
         why = f"{error}; " if state == "diverged" else ""
-        goes_on = f" (resume={shown(self.folder.path)} goes on)" if state == "interrupted" else ""
+        goes_on = f" ({path_override('resume', shown(self.folder.path))} goes on)" if state == "interrupted" else ""
         say(f"{state}: {why}{shown(self.folder.path)}{goes_on}")
         return record
 

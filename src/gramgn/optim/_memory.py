@@ -68,7 +68,7 @@ def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | Non
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         m = sum(param.numel() for param in params.values())
         row_bytes = sum(param.numel() * param.element_size() for param in params.values())
@@ -86,5 +86,6 @@ def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | Non
         ) from error
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out, on whatever device."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -41,7 +41,7 @@ class Checkpoints:
         last = self.folder / LAST
         with atomic_file(last) as temporary:
             content = {"format": FORMAT, "identity": self._identity, **state}
-            torch.save({**content, "digest": digest(content)}, temporary)
+            _save({**content, "digest": digest(content)}, temporary)
             if last.exists():
                 _link(last, self.folder / PREVIOUS)
         if is_best:
@@ -120,6 +120,20 @@ def digest(value: Any) -> str:
 
     add(value)
     return sha.hexdigest()
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        OSError: The disk does not take it; torch's writer calls that an internal error.
+    """
+    try:
+        torch.save(content, path)
+    except RuntimeError as error:
+        if path.exists() or not path.parent.is_dir():
+            raise OSError(f"torch could not write it; is the disk full? ({first_line(error)})") from error
+        raise
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gramgn.app._repository import shown
+from gramgn.app._sweep._identity import path_override
 from gramgn.app.tools._chart import chart
 from gramgn.progress import say
 from gramgn.tracking.records import Row, RunFolder
@@ -93,12 +94,11 @@ def _how_it_ended(folder: RunFolder, run: Mapping[str, Any], rows: Sequence[Row]
     epochs = _section(_section(run, "config"), "trainer").get("epochs", "?")
     done = int(rows[-1]["epoch"] or 0) if rows else 0
     state = f"{run['state']}, {done} of {epochs} epochs"
+    again = f"python train.py {path_override('resume', shown(folder.path))}"
     if run["state"] == "running":
-        state += (
-            f"; if no process is at it any more, it was killed: python train.py resume={shown(folder.path)}"
-        )
+        state += f"; if no process is at it any more, it was killed: {again}"
     elif run["state"] == "interrupted":
-        state += f"; goes on with: python train.py resume={shown(folder.path)}"
+        state += f"; goes on with: {again}"
     unit = _section(run, "dataset").get("unit", "")
     told = [f"{key} {_number(best.get(key))}" for key in ("val_loss", "test_loss")]
     told += [f"{key} {_number(best.get(key))} {unit}" for key in ("val_mae", "test_mae")]

@@ -19,6 +19,7 @@ from gramgn.app._build import build, build_dataset
 from gramgn.app._plan import with_local_paths
 from gramgn.app._repository import shown
 from gramgn.app._run_record import identity
+from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
 from gramgn.tracking.records import RunFolder
@@ -200,7 +201,7 @@ def _check_ended_well(folder: RunFolder, run: Mapping[str, Any]) -> None:
     error = run.get("error")
     told = str(error.get("message", "")).splitlines() if isinstance(error, dict) else []
     why = f" ({told[0]})" if told else ""
-    resume = f"python train.py resume={shown(folder.path)}"
+    resume = f"python train.py {path_override('resume', shown(folder.path))}"
     refusals = {
         "running": f"is running or was killed: wait until it has ended, or go on with it: {resume}",
         "failed": f"failed{why}: mend that, then go on with it ({resume}) or choose a run that is done",
