@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from .._claims import Claim, Measurement
-from ._cost_claims import cost_claims
 from ._comparable import comparable
+from ._cost_claims import cost_claims
 from ._judge import judged, slopes, values_of
 from ._records import STUDIES_OF_RUNS, Theory, TheoryRun
 

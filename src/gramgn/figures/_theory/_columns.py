@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from gramgn.errors import InputError
 
-
 _MOST = 10**12
 _GREATEST, _LEAST = 1e100, 1e-100  # squares, quotients and powers of what lies between are floats
 _FASTEST = 1e6

@@ -33,7 +33,6 @@ from ._parts import (
 )
 from ._records import Setting, TheoryRun
 
-
 _FARTHEST = 50  # |log| of a predicted residual that is still drawn
 
 
