@@ -199,6 +199,12 @@ def test_rows_stand_equally_far_apart(tmp_path: Path) -> None:
         read_theory([path])
 
 
+def test_rule_names_the_largest_width() -> None:
+    runs = tuple(run_of([1.0, 0.5, 0.25], **(CYCLIC | {"M": M})) for M in (128, 2048))
+    (claim,) = (claim for claim in theory_claims(Theory(runs)) if claim.key == "contraction")
+    assert "at the largest width, 2,048; c is" in claim.rule
+
+
 def test_title_says_what_the_data_was(tmp_path: Path) -> None:
     assert theory_title(Theory((run_of(),))) == "The theory: SYNTHETIC sphere, wave targets"
     assert theory_title(Theory((run_of(kind="real", dataset="digits"),))) == "The theory: digits (real)"

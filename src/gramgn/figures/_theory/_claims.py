@@ -132,7 +132,7 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
         at = cells.setdefault((run.setting.M, run.setting.b), {"cyclic": [], "shuffle": []})
         at[run.setting.order].append(run)
     # The widest first: the rules are about it.
-    at = f", {max(M for M, _ in cells):,}" if cells else ""
+    widest = f", {max(M for M, _ in cells):,}" if cells else ""
     against_rho, against_A, random = [], [], []
     for (M, b), at in sorted(cells.items(), key=lambda cell: (-cell[0][0], cell[0][1])):
         name = f"M = {M}, b = {b}"
@@ -153,7 +153,7 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
             "contraction",
             "Theorem 2: with fixed mini-batches in a fixed order |f - y| falls by ρ(A) an epoch",
             "T3",
-            f"|(1 - c) / (1 - ρ) - 1| is at most 5 % in the median over seeds at the largest width{at}; c is "
+            f"|(1 - c) / (1 - ρ) - 1| is at most 5 % in the median over seeds at the largest width{widest}; c is "
             "the geometric mean over the second half of the epochs",
             against_rho,
             lambda median: abs(median) <= 0.05,
