@@ -20,7 +20,6 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.figures import (  # noqa: E402
-    THEORY_TITLE,
     Loaded,
     claims_table,
     claims_text,
@@ -30,6 +29,7 @@ from gramgn.figures import (  # noqa: E402
     read_results,
     summary_table,
     theory_claims,
+    theory_title,
 )
 
 OUTPUTS = ROOT / "outputs"
@@ -81,7 +81,7 @@ def all_claims(loaded: Loaded) -> str:
     sets, _ = figure_sets(loaded)
     texts = [claims_table(figures) for figures in sets]
     if loaded.theory:
-        texts.append(claims_text(THEORY_TITLE, theory_claims(loaded.theory)))
+        texts.append(claims_text(theory_title(loaded.theory), theory_claims(loaded.theory)))
     if not texts:
         raise InputError(
             "none of these runs is of a panel of the paper, and there is nothing of the theory. `make paper` and "

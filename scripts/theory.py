@@ -23,7 +23,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks on
 
 from gramgn.app import report_errors, set_repository  # noqa: E402
 from gramgn.app._theory import FULL, SMOKE, STUDIES, run_studies  # noqa: E402
-from gramgn.figures import THEORY_TITLE, claims_text, read_theory, theory_claims  # noqa: E402
+from gramgn.figures import claims_text, read_theory, theory_claims, theory_title  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,8 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
         files = run_studies(
             given.studies or list(STUDIES), given.out, scale=SMOKE if given.smoke else FULL, force=given.force
         )
-        measured = [claim for claim in theory_claims(read_theory(files)) if claim.measurements]
-        print(claims_text(THEORY_TITLE, measured), end="")
+        theory = read_theory(files)
+        measured = [claim for claim in theory_claims(theory) if claim.measurements]
+        print(claims_text(theory_title(theory), measured), end="")
         for file in files:
             print(file)
     return code[0]

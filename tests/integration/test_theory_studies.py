@@ -144,7 +144,7 @@ def test_damaged_files(made: tuple[Path, str], tmp_path: Path) -> None:
         "line 4: 2 cells, expected": [*lines[:3], "1,2\n"],
         "its columns are others": ["study,method,colour\n"],
         "ends at epoch 5 of 6": lines[:7],
-        "doubled, out of order": [*lines[:3], lines[2], *lines[3:]],
+        "doubled or out of order": [*lines[:3], lines[2], *lines[3:]],
         "column method: 'newton' is not one of ggn, gd": [lines[0], lines[1].replace("ggn", "newton")],
     }.items():
         file = tmp_path / "damaged.csv"

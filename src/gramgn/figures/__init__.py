@@ -11,7 +11,6 @@ from ._run import Run
 from ._sort import figure_sets
 from ._table import summary_table
 from ._theory import (
-    THEORY_TITLE,
     Cost,
     Epoch,
     Setting,
@@ -19,6 +18,7 @@ from ._theory import (
     TheoryRun,
     read_theory,
     theory_claims,
+    theory_title,
     write_theory,
 )
 
@@ -26,7 +26,6 @@ __all__ = [
     "PANELS",
     "RESULT_COLUMNS",
     "THEORY",
-    "THEORY_TITLE",
     "Cell",
     "Claim",
     "Cost",
@@ -54,6 +53,7 @@ __all__ = [
     "summary_of",
     "summary_table",
     "theory_claims",
+    "theory_title",
     "write_results",
     "write_theory",
 ]

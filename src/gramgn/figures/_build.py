@@ -28,7 +28,7 @@ from ._panels import FigureSet, Panel
 from ._run import digest
 from ._sort import figure_sets, other_grids
 from ._style import house_style
-from ._theory import TheoryFigure, theory_figures
+from ._theory import TheoryFigure, comparable, theory_figures
 
 _KINDS = {"loss": LOSSES, "error": ERRORS}
 FORMATS = ("pdf", "png")
@@ -80,7 +80,7 @@ class Drawing:
 
     def render_all(self, extensions: tuple[str, ...]) -> dict[str, bytes]:
         """Draw once and return the content of several files, by extension; empty if there is nothing to show."""
-        with house_style():
+        with house_style(math=self.figure_set == THEORY):
             figure = self.draw()
             if figure is None:
                 return {}
@@ -135,7 +135,10 @@ def drawings(loaded: Loaded, *, report: Callable[[str], None] = say) -> list[Dra
             found.append(_of_comparison(comparison.legible(), kind, columns))
     unfinished = [*loaded.unfinished, *loaded.waiting]
     found += [_of_grid(stem, grid) for stem, grid in other_grids(rest, unfinished)]
-    found += [_of_theory(figure) for figure in theory_figures(loaded.theory)]
+    theory, notes = comparable(loaded.theory)
+    for note in notes:
+        report(note)
+    found += [_of_theory(figure) for figure in theory_figures(theory)]
     return found
 
 

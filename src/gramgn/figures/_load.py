@@ -55,8 +55,7 @@ def load_runs(*roots: Path) -> Loaded:
     Args:
         *roots: Folders to search, to any depth. Paths are relative to the folder they have in common.
 
-    Raises:
-        InputError: A file of the theory is damaged.
+    A damaged file is left out, as a damaged run is.
     """
     base = Path(os.path.commonpath([Path(root).absolute() for root in roots]))
     folders = {folder.path: folder for root in roots for folder in find_runs(root)}
@@ -82,7 +81,8 @@ def load_runs(*roots: Path) -> Loaded:
     except InputError as error:
         omitted.append(f"cells that have not begun: {error}")
     source = ", ".join(str(Path(root).absolute()) for root in roots)
-    theory = read_theory(path for root in roots for path in find_theory(Path(root)))
+    theory_files = (path for root in roots for path in find_theory(Path(root)))
+    theory = read_theory(theory_files, omitted=omitted)
     found = keep_newest(runs, unfinished, omitted, source)
     return replace(found, waiting=tuple(waiting), theory=theory)
 

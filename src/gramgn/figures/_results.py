@@ -14,6 +14,7 @@ from gramgn.progress import say
 from gramgn.tracking.records import METRIC_COLUMNS, Row, write_atomic
 
 from ._columns import METRICS, RESULT_COLUMNS, RUN_COLUMNS, Column
+from ._csv import read_lines
 from ._load import SHOWN, Loaded, check, keep_newest
 from ._run import OTHER_SETTINGS, Run
 from ._theory import is_theory_file, read_theory
@@ -71,21 +72,13 @@ def read_results(paths: Sequence[Path]) -> Loaded:
 
 
 def _runs_of(path: Path) -> Iterator[Run]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no results file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the results file {path}: {error}") from error
-    if text and not text.endswith("\n"):
-        raise InputError(f"{path} is cut in mid-line; export it again with scripts/export_results.py")
-    lines = csv.reader(io.StringIO(text))
-    _check_header(next(lines, []), path)
+    lines = read_lines(path, "the results file", "export it again with scripts/export_results.py")
+    names, _ = next(lines, ([], ""))
+    _check_header(names, path)
     current: dict[str, Any] = {}
     rows: list[Row] = []
     ended: set[str] = set()
-    for cells in lines:
-        place = f"{path}, line {lines.line_num}"
+    for cells, place in lines:
         values = _parse(cells, place)
         if values["run"] != current.get("run"):
             if current:

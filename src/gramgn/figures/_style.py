@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,9 +112,24 @@ def _spare_style(used: Sequence[LineStyle]) -> LineStyle:
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
-    """Use our settings alone, whatever the user's matplotlibrc says, and put the old ones back afterwards."""
-    with matplotlib.rc_context():
+def house_style(*, math: bool = False) -> Iterator[None]:
+    """Use our settings alone, whatever the user's matplotlibrc says, and put the old ones back afterwards.
+
+    Args:
+        math: Whether text between dollar signs is a formula; the user's own words then go through :func:`as_words`.
+    """
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A name in letters that the bundled font lacks is drawn as boxes; tables and the report spell it out.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        matplotlib.rcParams.update(_SETTINGS | {"text.parse_math": math})
         yield
+
+
+def as_words(text: str) -> str:
+    """Return a user's text for a figure with formulas, in which its dollar signs are no formula's.
+
+    Args:
+        text: e.g. the name of a data set.
+    """
+    return text.replace("$", r"\$")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gramgn.figures import THEORY_TITLE, Claim, FigureSet, Measurement, Theory, claims, theory_claims
+from gramgn.figures import Claim, FigureSet, Measurement, Theory, claims, theory_claims, theory_title
 
 from ._alt import set_title
 from ._table import NOTHING, number_text
@@ -76,7 +76,7 @@ def claim_groups(sets: list[FigureSet], theory: Theory) -> list[ClaimGroup]:
     """
     found = [ClaimGroup(set_title(figures), [_row(claim) for claim in claims(figures)]) for figures in sets]
     if theory:
-        found.append(ClaimGroup(THEORY_TITLE, [_row(claim) for claim in theory_claims(theory)]))
+        found.append(ClaimGroup(theory_title(theory), [_row(claim) for claim in theory_claims(theory)]))
     return found
 
 

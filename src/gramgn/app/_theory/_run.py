@@ -56,6 +56,7 @@ def run_studies(studies: list[str], out: Path, *, scale: Scale = FULL, force: bo
 def _run_cases(study: str, file: Path, scale: Scale, machine: Machine, force: bool) -> None:
     wanted = list(cases(study, scale))
     kept = {} if force else {_key(run): run for run in _kept(file).runs}
+    _refuse_others(len(kept.keys() - {case.key for case in wanted}), "runs", file)
     found = {case.key: kept[case.key] for case in wanted if case.key in kept}
     left = [case for case in wanted if case.key not in found]
     if found:
@@ -69,6 +70,10 @@ def _run_costs(file: Path, scale: Scale, machine: Machine, force: bool) -> None:
     wanted = shapes(scale)
     total = len(wanted) * scale.rounds
     kept = () if force else _kept(file).costs
+    asked = {(f"{shape.network}{shape.size}", shape.pixels, shape.batch) for shape in wanted}
+    others = [cost for cost in kept if (cost.network, cost.pixels, cost.b) not in asked]
+    others += [cost for cost in kept if cost.round > scale.rounds]
+    _refuse_others(len(others), "timed steps", file)
     if len(kept) == total:
         _tell_kept(COST, total, {cost.git for cost in kept}, machine)
         return
@@ -76,6 +81,15 @@ def _run_costs(file: Path, scale: Scale, machine: Machine, force: bool) -> None:
     # Timed in one go, or the rounds would not see the same machine.
     costs = track(measure_costs(wanted, scale.rounds, machine), total=total, label=COST, unit="steps")
     write_theory(Theory(costs=tuple(costs)), file)
+
+
+def _refuse_others(count: int, what: str, file: Path) -> None:
+    """Fail where a file holds what this call would not run: writing it anew would throw that away."""
+    if count:
+        raise InputError(
+            f"{shown(file)} holds {count} {what} of other settings, as of a run with or without --smoke: choose "
+            "another folder with --out, or replace them with --force"
+        )
 
 
 def _kept(file: Path) -> Theory:

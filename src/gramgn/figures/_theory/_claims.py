@@ -6,13 +6,26 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from .._claims import Claim, Measurement
+from ._comparable import comparable
 from ._cost_claims import cost_claims
 from ._judge import judged, slopes, values_of
-from ._records import Theory, TheoryRun
+from ._records import STUDIES_OF_RUNS, Theory, TheoryRun
 
-THEORY_TITLE = "The theory: SYNTHETIC points on the sphere, and what the parts of a step cost"
 NARROW = 512
 """Widths up to which the order is read off: wider networks are at rounding after too few steps."""
+
+
+def theory_title(theory: Theory) -> str:
+    """Return what stands above the theory's claims: what they were measured on.
+
+    Args:
+        theory: The studies' rows.
+    """
+    theory, _ = comparable(theory)
+    kinds = {(run.setting.kind, run.setting.dataset) for run in theory.runs}
+    data = sorted(f"SYNTHETIC {name}" if kind == "synthetic" else f"{name} ({kind})" for kind, name in kinds)
+    parts = [*data, *(["what the parts of a step cost"] if theory.costs else [])]
+    return f"The theory: {', and '.join(parts)}"
 
 
 def theory_claims(theory: Theory) -> list[Claim]:
@@ -24,7 +37,8 @@ def theory_claims(theory: Theory) -> list[Claim]:
     Args:
         theory: The studies' rows.
     """
-    quadratic, cyclic, methods = (theory.study(name) for name in ("quadratic", "cyclic", "methods"))
+    theory, _ = comparable(theory)
+    quadratic, cyclic, methods = (theory.study(name) for name in STUDIES_OF_RUNS)
     return [
         _order(quadratic),
         *_slopes(quadratic),
@@ -62,7 +76,7 @@ def _slopes(runs: Sequence[TheoryRun]) -> list[Claim]:
     fast = ("at most -0.4; about -1 where the random signs a cancel", lambda median: median <= -0.4)
     half = ("from -0.6 to -0.4", lambda median: -0.6 <= median <= -0.4)
     rows: tuple[
-        tuple[str, str, str, Callable[[TheoryRun], float], tuple[str, Callable[[float], bool]]], ...
+        tuple[str, str, str, Callable[[TheoryRun], float | None], tuple[str, Callable[[float], bool]]], ...
     ] = (
         (
             "constant",
@@ -182,14 +196,14 @@ def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
         ),
         Measurement(
             f"|f - y| / |f_0 - y| after {last} steps of gradient descent",
-            values_of(descent, lambda run: run.residuals[-1] / run.residuals[0]),
+            values_of(descent, lambda run: run.remaining(last)),
         ),
     ]
     ggn = [run for run in runs if run.setting.method == "ggn" and run not in relaxed]
     gd.append(
         Measurement(
             "|f - y| / |f_0 - y| after 4 steps of GGN",
-            values_of(ggn, lambda run: run.residuals[4] / run.residuals[0]),
+            values_of(ggn, lambda run: run.remaining(4)),
         )
     )
     measured = []

@@ -9,25 +9,54 @@ from typing import Any, Self
 
 from gramgn.errors import InputError
 
+_MOST = 10**12
+_GREATEST, _LEAST = 1e100, 1e-100  # squares, quotients and powers of what lies between are floats
+_FASTEST = 1e6
+_LONGEST = 200
+
 
 def whole(cell: str) -> int:
-    """A whole number of at least 0."""
-    if (value := int(cell)) < 0:
-        raise ValueError(f"{cell} is below zero")
+    """A whole number of at least 0, in digits."""
+    if not (cell.isascii() and cell.isdecimal()):
+        raise ValueError(f"{_short(cell)} is not a whole number of at least 0")
+    if len(cell) > 13 or int(cell) > _MOST:
+        raise ValueError(f"{_short(cell)} is larger than anything that can be run")
+    return int(cell)
+
+
+def count(cell: str) -> int:
+    """A whole number of at least 1."""
+    if (value := whole(cell)) < 1:
+        raise ValueError(f"{cell} is not at least 1")
     return value
 
 
 def number(cell: str) -> float:
-    """A finite number."""
-    if not math.isfinite(value := float(cell)):
-        raise ValueError(f"{cell} is not a finite number")
-    return value
+    """A finite number of at most 1e100; what is within 1e-100 of 0 counts as 0."""
+    value = float(cell)
+    if not math.isfinite(value) or abs(value) > _GREATEST:
+        raise ValueError(f"{_short(cell)} is not a finite number, or beyond {_GREATEST:g}")
+    return value if abs(value) >= _LEAST else 0.0
 
 
 def size(cell: str) -> float:
-    """A finite number of at least 0."""
+    """A number of at least 0."""
     if (value := number(cell)) < 0:
-        raise ValueError(f"{cell} is below zero")
+        raise ValueError(f"{_short(cell)} is below zero")
+    return value
+
+
+def positive(cell: str) -> float:
+    """A number above 0."""
+    if (value := size(cell)) == 0:
+        raise ValueError(f"{_short(cell)} is not above zero")
+    return value
+
+
+def rate(cell: str) -> float:
+    """A factor an epoch: at least 0, and 1 or more where nothing converges."""
+    if (value := size(cell)) > _FASTEST:
+        raise ValueError(f"{_short(cell)} is beyond {_FASTEST:g}")
     return value
 
 
@@ -37,9 +66,13 @@ def maybe(parse: Callable[[str], float]) -> Callable[[str], float | None]:
 
 
 def word(cell: str) -> str:
-    """Any text but none."""
+    """A text of at most 200 letters, digits, spaces and the like."""
     if not cell:
         raise ValueError("it is empty")
+    if len(cell) > _LONGEST or not cell.isprintable():
+        raise ValueError(
+            f"{_short(cell)!r} is longer than {_LONGEST} letters, or holds what cannot be printed"
+        )
     return cell
 
 
@@ -48,10 +81,14 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
     def parse(cell: str) -> str:
         if cell not in allowed:
-            raise ValueError(f"{cell!r} is not one of {', '.join(allowed)}")
+            raise ValueError(f"{_short(cell)!r} is not one of {', '.join(allowed)}")
         return cell
 
     return parse
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= 40 else f"{cell[:39]}…"
 
 
 def column(parse: Callable[[str], Any] = word) -> Any:
@@ -83,7 +120,7 @@ class Record:
             try:
                 values[each.name] = each.metadata["parse"](cell)
             except ValueError as error:
-                raise InputError(f"{place}, column {each.name}: {error}") from error
+                raise InputError(f"{place}, column {each.name}: {str(error)[:200]}") from error
         return cls(**values)
 
     def cells(self) -> list[str]:

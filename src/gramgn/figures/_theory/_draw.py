@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -31,6 +32,8 @@ from ._parts import (
     two_panels,
 )
 from ._records import Setting, TheoryRun
+
+_FARTHEST = 50  # |log| of a predicted residual that is still drawn
 
 
 def draw_quadratic(runs: Sequence[TheoryRun]) -> Figure:
@@ -76,14 +79,18 @@ def draw_widths(runs: Sequence[TheoryRun]) -> Figure:
     panels = figure.subplots(1, 3)
     figure.suptitle(title_of("T2", "what falls with the width", runs), fontsize=8)
     widths = sorted({run.setting.M for run in runs})
-    lines: tuple[tuple[Axes, str, str, Callable[[TheoryRun], float]], ...] = (
+    lines: tuple[tuple[Axes, str, str, Callable[[TheoryRun], float | None]], ...] = (
         (panels[0], PALETTE[1], "$|f_2 - y| / |f_1 - y|^2$", lambda run: run.constant),
         (panels[1], PALETTE[0], "$|G - G_0|$", lambda run: run.epochs[-1].drift_G),
         (panels[1], PALETTE[2], "$|J - J_0|$", lambda run: run.epochs[-1].drift_J),
         (panels[2], PALETTE[4], "$|G_0 - K|$", lambda run: run.setting.kernel_gap),
     )
     for place, (axes, color, name, value) in enumerate(lines):
-        points = {float(M): [value(run) for run in runs if run.setting.M == M] for M in widths}
+        points = {
+            float(M): numbers
+            for M in widths
+            if (numbers := [number for run in runs if run.setting.M == M and (number := value(run))])
+        }
         fitted = slopes(runs, value, lambda run: run.setting.M)
         label = f"{name}, slope {statistics.median(fitted.values()):.2f}" if fitted else name
         sizes_with_bars(axes, points, color, MARKERS[place], label)
@@ -163,8 +170,10 @@ def _draw_prediction(axes: Axes, runs: Sequence[TheoryRun], color: str, *, relat
     scaled = [run.residuals[len(run.epochs) // 2] / (run.residuals[0] if relative else 1) for run in runs]
     level, middle = statistics.median(scaled), runs[0].epochs[len(runs[0].epochs) // 2].epoch
     if rho > 0 and level > FLOOR:
-        epochs = range(runs[0].setting.epochs + 1)
-        axes.plot(epochs, [level * rho ** (t - middle) for t in epochs], **(GUIDE | {"color": color}))
+        # Only where it can be seen: a tiny or huge rho leaves the panel, and then the floats, within a few epochs.
+        logs = {t: math.log(level) + (t - middle) * math.log(rho) for t in range(runs[0].setting.epochs + 1)}
+        line = {t: math.exp(value) for t, value in logs.items() if abs(value) < _FARTHEST}
+        axes.plot(list(line), list(line.values()), **(GUIDE | {"color": color}))
 
 
 def draw_methods(runs: Sequence[TheoryRun]) -> Figure:
@@ -193,7 +202,8 @@ def draw_methods(runs: Sequence[TheoryRun]) -> Figure:
         band(right, own, color=color, marker=marker, label=f"λ = {lam:g}, α = {alpha:g}, {rate}")
         _draw_prediction(right, own, color)
     right.plot([], [], **GUIDE, label="$\\rho^t$, predicted from $G_0$")
-    right.axhline(FLOOR, **GUIDE)
+    if dampings:
+        right.axhline(FLOOR, **GUIDE)
     iterations(right)
     right.set_title("GGN by λ and α (beside the sum $JJ^T$)", fontsize=7.5)
     legend(right)

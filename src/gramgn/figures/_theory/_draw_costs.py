@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter
 
 from gramgn.theory.rates import fitted_exponent
 
-from .._style import PALETTE
+from .._style import PALETTE, as_words
 from ._cost_claims import cost_axes
 from ._parts import (
     DASHES,
@@ -36,7 +36,7 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
     rounds = max(cost.round for cost in costs)
     figure.suptitle(
         f"T5  cost of the parts of a step, ResNetFixup on noise, {first.pixels}×{first.pixels}; "
-        f"medians of {rounds} rounds on {first.device}",
+        f"medians of {rounds} rounds on {as_words(first.device)}",
         fontsize=7.5,
     )
     for axes, rows, name in ((left, over_b, "b"), (right, over_m, "m")):
@@ -48,7 +48,7 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
         legend(axes, loc="upper left")
     low, high = left.get_ylim()
     left.set_ylim(low, high * 12)  # room for the legends
-    left.set(xlabel=f"batch size b ({over_b[0].network}, m = {over_b[0].m:,})", ylabel="time (ms)")
+    left.set(xlabel=f"batch size b ({as_words(over_b[0].network)}, m = {over_b[0].m:,})", ylabel="time (ms)")
     right.set(xlabel=f"parameters m (b = {over_m[0].b})")
     return figure
 

@@ -8,9 +8,10 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from ._comparable import comparable
 from ._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
 from ._draw_costs import draw_costs
-from ._records import Theory
+from ._records import STUDIES_OF_RUNS, Theory
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
     Args:
         theory: The studies' rows.
     """
-    quadratic, cyclic, methods = (theory.study(name) for name in ("quadratic", "cyclic", "methods"))
+    theory, _ = comparable(theory)
+    quadratic, cyclic, methods = (theory.study(name) for name in STUDIES_OF_RUNS)
     found = []
     if quadratic:
         found.append(

@@ -10,8 +10,10 @@ from pathlib import Path
 from gramgn.errors import InputError
 from gramgn.tracking.records import write_atomic
 
+from .._csv import read_lines
 from ._records import Cost, Epoch, Setting, Theory, TheoryRun
 
+COMMAND = "python scripts/theory.py"
 FOLDER = "theory"
 """Below ``outputs/``: where ``make theory`` writes and plain ``make figures`` looks."""
 
@@ -19,44 +21,61 @@ FOLDER = "theory"
 def is_theory_file(path: Path) -> bool:
     """Tell by its first line whether a file is one of the theory's; a file that cannot be read is none."""
     try:
-        with path.open(encoding="utf-8") as file:
-            head = file.readline()
+        with path.open(encoding="utf-8-sig") as file:
+            head = file.readline(1000)
     except (OSError, UnicodeDecodeError):
         return False
     return head.startswith((Setting.columns()[0] + ",", Cost.columns()[0] + ","))
 
 
 def find_theory(folder: Path) -> list[Path]:
-    """Return the theory's files that ``make theory`` wrote into ``theory/`` of a folder such as ``outputs/``."""
-    own = folder if folder.name == FOLDER else folder / FOLDER
-    return [path for path in sorted(own.glob("*.csv")) if is_theory_file(path)]
+    """Return the theory's files that ``make theory`` wrote into ``theory/`` of a folder such as ``outputs/``.
+
+    What has their names is one of them, however damaged it is.
+    """
+    own = folder if folder.absolute().name == FOLDER else folder / FOLDER
+    return [
+        path for path in sorted(own.glob("*.csv")) if path.match(f"{FOLDER}_*.csv") or is_theory_file(path)
+    ]
 
 
-def read_theory(paths: Iterable[Path]) -> Theory:
+def read_theory(paths: Iterable[Path], *, omitted: list[str] | None = None) -> Theory:
     """Read the theory's files and check them against their columns.
 
     Args:
         paths: CSV files of :func:`write_theory`.
+        omitted: Gets a line for each file that is damaged, which is then left out; ``None`` raises.
 
     Raises:
         InputError: A file is missing, cut, or not of this kind; the message names file, line and column.
     """
     runs: dict[Setting, TheoryRun] = {}
-    costs: list[Cost] = []
+    costs: dict[Cost, None] = {}
     for path in paths:
-        names, lines = _lines(path)
-        if names == Theory.COST_COLUMNS:
-            costs += [Cost.parse(cells, place) for cells, place in lines]
-        elif names == Theory.RUN_COLUMNS:
-            runs |= {run.setting: run for run in _runs(lines)}
-        else:
-            unknown = [name for name in names if name not in {*Theory.RUN_COLUMNS, *Theory.COST_COLUMNS}]
-            raise InputError(
-                f"{path} is not a file of the theory: its columns are others"
-                + (f" ({', '.join(map(repr, unknown[:5]))})" if unknown else "")
-                + "; scripts/theory.py writes them, outputs/results/README.md describes them"
-            )
+        try:
+            found = _read(path)
+        except InputError as error:
+            if omitted is None:
+                raise
+            omitted.append(str(error))
+            continue
+        runs |= {run.setting: run for run in found.runs}
+        costs |= dict.fromkeys(found.costs)
     return Theory(tuple(runs.values()), tuple(costs))
+
+
+def _read(path: Path) -> Theory:
+    names, lines = _lines(path)
+    if names == Theory.COST_COLUMNS:
+        return Theory(costs=tuple(Cost.parse(cells, place) for cells, place in lines))
+    if names == Theory.RUN_COLUMNS:
+        return Theory(tuple(_runs(lines)))
+    unknown = [name[:40] for name in names if name not in {*Theory.RUN_COLUMNS, *Theory.COST_COLUMNS}]
+    raise InputError(
+        f"{path} is not a file of the theory: its columns are others"
+        + (f" ({', '.join(map(repr, unknown[:5]))})" if unknown else "")
+        + f"; {COMMAND} writes them, outputs/results/README.md describes them"
+    )
 
 
 def write_theory(theory: Theory, path: Path) -> None:
@@ -82,20 +101,11 @@ def write_theory(theory: Theory, path: Path) -> None:
 
 
 def _lines(path: Path) -> tuple[tuple[str, ...], Iterator[tuple[list[str], str]]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    if text and not text.endswith("\n"):
-        raise InputError(f"{path} is cut in mid-line; remove it and repeat: python scripts/theory.py")
-    lines = csv.reader(io.StringIO(text))
-    names = tuple(next(lines, []))
+    lines = read_lines(path, "the theory's file", f"remove it and repeat: {COMMAND}")
+    names = tuple(next(lines, ([], ""))[0])
 
     def rest() -> Iterator[tuple[list[str], str]]:
-        for cells in lines:
-            place = f"{path}, line {lines.line_num}"
+        for cells, place in lines:
             if len(cells) != len(names):
                 raise InputError(f"{place}: {len(cells)} cells, expected {len(names)}")
             yield cells, place
@@ -106,18 +116,34 @@ def _lines(path: Path) -> tuple[tuple[str, ...], Iterator[tuple[list[str], str]]
 def _runs(lines: Iterator[tuple[list[str], str]]) -> Iterator[TheoryRun]:
     width = len(Setting.columns())
     found: dict[Setting, list[Epoch]] = {}
-    last = ""
-    for cells, last in lines:
-        setting, epoch = Setting.parse(cells[:width], last), Epoch.parse(cells[width:], last)
+    first: dict[Setting, str] = {}
+    for cells, place in lines:
+        setting, epoch = Setting.parse(cells[:width], place), Epoch.parse(cells[width:], place)
+        if setting not in found:
+            _check_setting(setting, place)
+        first.setdefault(setting, place)
         rows = found.setdefault(setting, [])
-        if epoch.epoch <= (rows[-1].epoch if rows else -1) or (not rows and epoch.epoch):
-            raise InputError(f"{last}: epoch {epoch.epoch} is doubled, out of order, or the first is missing")
+        # All but the last of a run stand equally far apart: contractions are read off them.
+        gap = rows[1].epoch - rows[0].epoch if len(rows) > 1 else epoch.epoch
+        if epoch.epoch != (rows[-1].epoch + gap if rows else 0) or (rows and gap == 0):
+            raise InputError(
+                f"{place}: epoch {epoch.epoch} is doubled or out of order, or one before it is missing"
+            )
+        if not rows and epoch.residual == 0:
+            raise InputError(f"{place}, column residual: it is 0 at the start, where nothing is learned yet")
         rows.append(epoch)
     for setting, rows in found.items():
         if len(rows) < 3 or rows[-1].epoch != setting.epochs:
             raise InputError(
-                f"{last.rpartition(', line')[0]}: a run of {setting.study} with M = {setting.M}, seed {setting.seed} "
-                f"ends at epoch {rows[-1].epoch} of {setting.epochs}; remove the file and repeat: "
-                "python scripts/theory.py"
+                f"{first[setting]}: a run of {setting.study} with M = {setting.M}, seed {setting.seed} "
+                f"ends at epoch {rows[-1].epoch} of {setting.epochs}; remove the file and repeat: {COMMAND}"
             )
         yield TheoryRun(setting, tuple(rows))
+
+
+def _check_setting(setting: Setting, place: str) -> None:
+    needed = ("lr",) if setting.method == "gd" else ("lam", "alpha")
+    if missing := [name for name in needed if getattr(setting, name) is None]:
+        raise InputError(f"{place}: {' and '.join(missing)} of method {setting.method} is empty")
+    if setting.b > setting.n:
+        raise InputError(f"{place}: a batch of {setting.b} out of {setting.n} samples")

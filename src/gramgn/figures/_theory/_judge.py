@@ -7,25 +7,27 @@ from collections.abc import Callable, Iterable, Sequence
 from gramgn.theory.rates import fitted_exponent
 
 from .._claims import Claim, Measurement
+from ._files import COMMAND
 from ._records import TheoryRun
-
-COMMAND = "python scripts/theory.py"
 
 
 def slopes(
-    runs: Sequence[TheoryRun], value: Callable[[TheoryRun], float], size: Callable[[TheoryRun], float]
+    runs: Sequence[TheoryRun], value: Callable[[TheoryRun], float | None], size: Callable[[TheoryRun], float]
 ) -> dict[str, float]:
     """Return for each seed the slope of log(value) against log(size); none for a seed with fewer than two sizes.
 
+    A value that is 0 or missing has no logarithm and takes no part.
+
     Args:
         runs: Of one study.
-        value: Above 0.
+        value: e.g. a drift.
         size: e.g. the width.
     """
     found = {}
     for seed, own in by_seed(runs).items():
-        if len({size(run) for run in own}) > 1:
-            found[seed] = fitted_exponent([size(run) for run in own], [value(run) for run in own])
+        points = [(size(run), number) for run in own if (number := value(run))]
+        if len({at for at, _ in points}) > 1:
+            found[seed] = fitted_exponent([at for at, _ in points], [number for _, number in points])
     return found
 
 

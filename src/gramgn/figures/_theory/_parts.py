@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from .._style import LineStyle
+from .._style import LineStyle, as_words
 from ._records import TheoryRun
 
 WIDTH, HEIGHT = 6.9, 3.1
@@ -25,8 +26,10 @@ def title_of(number: str, what: str, runs: Sequence[TheoryRun]) -> str:
     first = runs[0].setting
     kind = "SYNTHETIC " if first.kind == "synthetic" else ""
     seeds = len({run.setting.seed for run in runs})
-    shape = f"n = {first.n}, d = {first.d}, {first.activation}, float64"
-    return f"{number}  {what}; {kind}{first.dataset}, {shape}; {seeds} seed{'s' if seeds > 1 else ''}"
+    shape = f"n = {first.n}, d = {first.d}, {as_words(first.activation)}, float64"
+    return (
+        f"{number}  {what}; {kind}{as_words(first.dataset)}, {shape}; {seeds} seed{'s' if seeds > 1 else ''}"
+    )
 
 
 def two_panels(number: str, what: str, runs: Sequence[TheoryRun]) -> tuple[Figure, tuple[Axes, Axes]]:
@@ -76,6 +79,8 @@ def sizes_with_bars(
     dashes: tuple[float, ...] = (),
 ) -> None:
     """Draw medians against a size with bars from the least to the greatest."""
+    if not points:
+        return
     sizes = sorted(points)
     medians = [statistics.median(points[size]) for size in sizes]
     below = [median - min(points[size]) for size, median in zip(sizes, medians, strict=True)]
@@ -98,6 +103,8 @@ def sizes_with_bars(
 def guide_half(axes: Axes, widths: Sequence[float]) -> None:
     """Draw M^(-1/2) through the largest value at the least width."""
     top = axes.dataLim.ymax
+    if not math.isfinite(top):
+        return  # nothing is drawn
     values = [top * (M / widths[0]) ** -0.5 for M in widths]
     axes.plot(widths, values, **GUIDE, label="$M^{-1/2}$")
 
@@ -124,7 +131,9 @@ def log_sizes(axes: Axes, sizes: Sequence[float], *, thousands: bool = False) ->
 
 
 def legend(axes: Axes, *, title: str | None = None, loc: Literal["best", "upper left"] = "best") -> None:
-    """Add a legend in the size of these figures."""
+    """Add a legend in the size of these figures, if anything has a label."""
+    if not axes.get_legend_handles_labels()[0]:
+        return
     axes.legend(fontsize=6.5, title=title, title_fontsize=6.5, loc=loc, handlelength=2.6, labelspacing=0.3)
 
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from gramgn.theory.rates import FLOOR, contraction, last_order, quadratic_constants
 
-from ._columns import Record, column, maybe, number, one_of, size, whole
+from ._columns import Record, column, count, maybe, number, one_of, positive, rate, size, whole
 
+STUDIES_OF_RUNS = ("quadratic", "cyclic", "methods")
 _method, _order = one_of("ggn", "gd"), one_of("cyclic", "shuffle")
 
 
@@ -42,27 +43,34 @@ class Setting(Record):
         git: Commit, with ``+`` behind it if there were changes.
     """
 
-    study: str = column()
+    study: str = column(one_of(*STUDIES_OF_RUNS))
     method: str = column(_method)
     order: str = column(_order)
     dataset: str = column()
-    kind: str = column()
+    kind: str = column(one_of("synthetic", "real"))
     activation: str = column()
-    n: int = column(whole)
-    d: int = column(whole)
-    M: int = column(whole)
-    b: int = column(whole)
-    lam: float | None = column(maybe(size))
+    n: int = column(count)
+    d: int = column(count)
+    M: int = column(count)
+    b: int = column(count)
+    lam: float | None = column(maybe(positive))
     alpha: float | None = column(maybe(size))
-    lr: float | None = column(maybe(size))
+    lr: float | None = column(maybe(positive))
     seed: int = column(whole)
-    epochs: int = column(whole)
+    epochs: int = column(count)
     lambda_0: float = column(number)
     kernel_gap: float = column(size)
-    rho: float | None = column(maybe(size))
+    rho: float | None = column(maybe(rate))
     device: str = column()
     torch: str = column()
     git: str = column()
+
+    @property
+    def case(self) -> tuple[object, ...]:
+        """What was run, the seed included, whatever machine and code ran it and whatever was measured."""
+        data = (self.dataset, self.kind, self.activation, self.n, self.d)
+        of = (self.study, self.method, self.order, *data, self.M, self.b, self.lam, self.alpha)
+        return (*of, self.seed, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -114,9 +122,20 @@ class TheoryRun:
             return None
 
     @property
-    def constant(self) -> float:
-        """|f_2 - y| / |f_1 - y|^2: C / sqrt M of Theorem 1, the first step left out as in the order."""
+    def constant(self) -> float | None:
+        """|f_2 - y| / |f_1 - y|^2: C / sqrt M of Theorem 1, the first step left out as in the order.
+
+        ``None`` if the residual is 0 by then: there is nothing left to divide.
+        """
+        if min(self.residuals[1:3]) <= 0:
+            return None
         return quadratic_constants(self.residuals, floor=0.0)[1]
+
+    def remaining(self, epoch: int) -> float | None:
+        """Return |f - y| / |f_0 - y| after some epochs; ``None`` if that epoch was not recorded."""
+        found = (each.residual for each in self.epochs if each.epoch == epoch)
+        residual = next(found, None)
+        return None if residual is None else residual / self.epochs[0].residual
 
     @cached_property
     def contraction(self) -> float | None:
@@ -126,7 +145,7 @@ class TheoryRun:
     @cached_property
     def linear_contraction(self) -> float | None:
         """That of the linearised network over the same epochs; ``None`` without a prediction."""
-        linear = [each.linear_residual for each in self.epochs if each.linear_residual is not None]
+        linear = [each.linear_residual or 0.0 for each in self.epochs]
         above = next((t for t, value in enumerate(self.residuals) if not value > FLOOR), len(self.residuals))
         return _contraction(linear[:above], self._epochs_a_row)
 
@@ -169,21 +188,21 @@ class Cost(Record):
     """
 
     network: str = column()
-    pixels: int = column(whole)
-    b: int = column(whole)
-    m: int = column(whole)
-    round: int = column(whole)
-    step_s: float = column(size)
+    pixels: int = column(count)
+    b: int = column(count)
+    m: int = column(count)
+    round: int = column(count)
+    step_s: float = column(positive)
     forward_s: float = column(size)
     backward_s: float = column(size)
     blocks_s: float = column(size)
     gram_s: float = column(size)
     solve_s: float = column(size)
     update_s: float = column(size)
-    sgd_s: float = column(size)
-    forward_ops: float = column(size)
-    gram_ops: float = column(size)
-    solve_ops: float = column(size)
+    sgd_s: float = column(positive)
+    forward_ops: float = column(positive)
+    gram_ops: float = column(positive)
+    solve_ops: float = column(positive)
     device: str = column()
     torch: str = column()
     git: str = column()
