@@ -7,21 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from gramgn.figures import THEORY_TITLE, Claim, claims_text, read_theory, theory_claims
+from gramgn.figures import Claim, Theory, claims_text, read_theory, theory_claims, theory_title
 
 
 @pytest.fixture(scope="module")
-def published(repository: Path) -> dict[str, Claim]:
-    """Return the statements with the published numbers."""
+def theory(repository: Path) -> Theory:
+    """Return the published rows."""
     files = sorted((repository / "outputs" / "results").glob("theory_*.csv"))
     assert len(files) == 4
-    return {claim.key: claim for claim in theory_claims(read_theory(files))}
+    return read_theory(files)
 
 
-def test_the_page_holds_every_statement_as_printed(repository: Path, published: dict[str, Claim]) -> None:
+@pytest.fixture(scope="module")
+def published(theory: Theory) -> dict[str, Claim]:
+    """Return the statements with the published numbers."""
+    return {claim.key: claim for claim in theory_claims(theory)}
+
+
+def test_the_page_holds_every_statement_as_printed(repository: Path, theory: Theory) -> None:
     page = (repository / "docs" / "theory.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert shown == claims_text(THEORY_TITLE, list(published.values()))
+    assert shown == claims_text(theory_title(theory), theory_claims(theory))
     assert max(map(len, shown.splitlines())) <= 100
 
 

@@ -93,7 +93,9 @@ class Recording:
             if message:
                 say(message)
         why = f"{error}; " if state == "diverged" else ""
-        goes_on = f" ({path_override('resume', shown(self.folder.path))} goes on)" if state == "interrupted" else ""
+        goes_on = (
+            f" ({path_override('resume', shown(self.folder.path))} goes on)" if state == "interrupted" else ""
+        )
         say(f"{state}: {why}{shown(self.folder.path)}{goes_on}")
         return record
 

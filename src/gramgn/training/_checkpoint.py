@@ -131,9 +131,7 @@ def _save(content: dict[str, Any], path: Path) -> None:
     try:
         torch.save(content, path)
     except RuntimeError as error:
-        if path.exists() or not path.parent.is_dir():
-            raise OSError(f"torch could not write it; is the disk full? ({first_line(error)})") from error
-        raise
+        raise OSError(f"torch could not write it; is the disk full? ({first_line(error)})") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
