@@ -11,7 +11,6 @@ from .._claims import Claim, Measurement
 from ._judge import judged
 from ._records import Cost
 
-
 PAPERS_SHAPE = (64, 128)
 """Height and width of the images, samples in the batch."""
 
