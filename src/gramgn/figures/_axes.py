@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -57,19 +59,54 @@ class Scale:
     def _mark_mean(self, panels: Sequence[Axes]) -> None:
         for axes in panels:
             axes.axhline(1.0, color="#999999", linewidth=0.8, zorder=1)
+        place, side = _freest_corner(panels[-1], self.low, self.high)
         panels[-1].annotate(
             "predicting the mean",
-            xy=(1.0, 1.0),
+            xy=(place, 1.0),
             xycoords=panels[-1].get_yaxis_transform(),
-            xytext=(0, 1.5),
+            xytext=(3 if place == 0.0 else 0, 1.5 if side == "bottom" else -1.5),
             textcoords="offset points",
-            ha="right",
-            va="bottom",
+            ha="right" if place else "left",
+            va=side,
             size=6.5,
             color="#777777",
             zorder=1.5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
         )
+
+
+def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal["bottom", "top"]]:
+    """Return at which end of the line of the mean, and with which side of the words on it, fewest lines are hit.
+
+    Args:
+        axes: The panel, with its lines.
+        low: Lower end of the vertical axis.
+        high: Its upper end.
+    """
+    height = 0.1 * math.log10(high / low)  # of the words, in decades
+    end = axes.get_xlim()[1]
+
+    def hits(corner: tuple[float, Literal["bottom", "top"]]) -> float:
+        place, side = corner
+        sign = 1.0 if side == "bottom" else -1.0
+        if math.log10(high if side == "bottom" else 1 / low) < height:
+            return math.inf
+        words = end * (np.linspace(0.0, 0.33, 15) + 0.67 * place)
+        count = 0
+        for line in axes.lines:
+            x, y = (np.asarray(data, float) for data in line.get_data())
+            at = words[(words >= x.min()) & (words <= x.max())]
+            above = sign * np.interp(at, x, np.log10(y, out=np.full_like(y, np.nan), where=y > 0))
+            count += int(np.sum((above > 0.1 * height) & (above < height)))
+        return count
+
+    corners: tuple[tuple[float, Literal["bottom", "top"]], ...] = (
+        (1.0, "bottom"),
+        (1.0, "top"),
+        (0.0, "bottom"),
+        (0.0, "top"),
+    )
+    return min(corners, key=hits)
 
 
 def value_scale(comparison: Comparison, column: str) -> Scale | None:
@@ -106,9 +143,12 @@ def time_unit(comparison: Comparison) -> tuple[float, str]:
 
 def _label(comparison: Comparison, column: str) -> str:
     name = _NAMES.get(column, column)
+    has_unit = comparison.unit != "1"  # plain numbers
     if column.endswith("_mae"):
-        return f"{name} (mean absolute, {comparison.unit})"
-    return f"{name} (MSE, {'standardised' if comparison.standardised else comparison.unit + '²'})"
+        return f"{name} (mean absolute{', ' + comparison.unit if has_unit else ''})"
+    if comparison.standardised:
+        return f"{name} (MSE, standardised)"
+    return f"{name} (MSE{', ' + comparison.unit + '²' if has_unit else ''})"
 
 
 def _tick_steps(decades: float) -> tuple[float, ...]:

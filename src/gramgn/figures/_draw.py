@@ -140,7 +140,7 @@ def legend_handle(curve: Curve, style: LineStyle) -> Line2D:
 
 def _add_texts(figure: Figure, comparison: Comparison, styles: Sequence[LineStyle]) -> None:
     figure.suptitle(comparison.title, fontsize=9)
-    notes = []
+    notes = [] if any(len(curve.runs) > 1 for curve in comparison.curves) else ["1 seed"]
     if any(len(curve.finished) > 1 for curve in comparison.curves):
         notes.append("line: median over seeds; band: least to greatest")
     if any(curve.diverged for curve in comparison.curves):

@@ -155,7 +155,16 @@ def _frame(axes: Axes, x: int, y: int) -> None:
     """Frame a cell; the white beside the colour shows it on dark cells in grey print."""
     for color, width in (("white", 2.8), (_BEST, 1.3)):
         axes.add_patch(
-            Rectangle((x - 0.5, y - 0.5), 1, 1, edgecolor=color, linewidth=width, fill=False, zorder=4)
+            Rectangle(
+                (x - 0.5, y - 0.5),
+                1,
+                1,
+                edgecolor=color,
+                linewidth=width,
+                fill=False,
+                zorder=4,
+                clip_on=False,
+            )
         )
 
 
@@ -175,9 +184,9 @@ def _add_bar(axes: Axes, grid: Grid, norm: LogNorm) -> None:
     bar = axes.figure.colorbar(
         ScalarMappable(norm, _GREYS), ax=axes, extend="max" if above else "neither", pad=0.03, aspect=25
     )
-    unit = "standardised" if grid.standardised else f"{grid.unit}²"
+    unit = ", standardised" if grid.standardised else "" if grid.unit == "1" else f", {grid.unit}²"
     last = "" if grid.epoch == EPOCH else " (the last)"
-    bar.set_label(f"training loss at epoch {grid.epoch}{last}\n(MSE, {unit})", size=7)
+    bar.set_label(f"training loss at epoch {grid.epoch}{last}\n(MSE{unit})", size=7)
     span = math.log10((norm.vmax or 1.0) / (norm.vmin or 1.0))
     bar.ax.yaxis.set_major_locator(LogLocator(10, subs=(1.0,) if span > 2.5 else (1.0, 2.0, 5.0)))
     bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -112,5 +112,7 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
     if any(curve.diverged for curve in comparison.curves):
         notes.append("×: diverged")
     threads = {run.own_settings["threads"] for curve in comparison.curves for run in curve.runs}
-    device = comparison.device + "".join(f", {count:g} threads" for count in threads if count)
+    device = comparison.device + "".join(
+        f", {count:g} thread{'s' if count != 1 else ''}" for count in threads if isinstance(count, float)
+    )
     return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]

@@ -44,9 +44,9 @@ def draw_quadratic(runs: Sequence[TheoryRun]) -> Figure:
         own = [run for run in runs if run.setting.M == M]
         band(left, own, color=color, marker=marker, label=f"M = {M:,}")
     left.axhline(FLOOR, **GUIDE)
-    left.annotate("rounding below", (0, FLOOR), (0, 2), textcoords="offset points", size=6, color="#777777")
+    left.annotate("rounding below", (0, FLOOR), (3, 2), textcoords="offset points", size=6, color="#777777")
     iterations(left)
-    legend(left, title="width")
+    legend(left, title="band: least to greatest")
     for run in runs:
         if run.order_of_convergence is not None:
             right.plot(
@@ -64,8 +64,8 @@ def draw_quadratic(runs: Sequence[TheoryRun]) -> Figure:
         )
     }
     right.plot(list(medians), list(medians.values()), "-", color=PALETTE[0], label="median; points: seeds")
-    right.axhline(2, **GUIDE)
-    log_sizes(right, widths)
+    right.axhline(2, **GUIDE, label="quadratic: 2")
+    log_sizes(right, list(medians) or widths)
     right.set(xlabel="width M", ylabel="order of convergence, last step")
     low, high = right.get_ylim()
     right.set_ylim(min(low, 1.5), max(high, 2.5))
@@ -77,7 +77,8 @@ def draw_widths(runs: Sequence[TheoryRun]) -> Figure:
     """Draw T2: the constant of Theorem 1, the drifts, and the distance from the limit kernel against M."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
     panels = figure.subplots(1, 3)
-    figure.suptitle(title_of("T2", "what falls with the width", runs), fontsize=8)
+    title = title_of("T2", "what falls with the width", runs)
+    figure.suptitle(f"{title}; bars: least to greatest", fontsize=7.5)
     widths = sorted({run.setting.M for run in runs})
     lines: tuple[tuple[Axes, str, str, Callable[[TheoryRun], float | None]], ...] = (
         (panels[0], PALETTE[1], "$|f_2 - y| / |f_1 - y|^2$", lambda run: run.constant),
@@ -99,11 +100,18 @@ def draw_widths(runs: Sequence[TheoryRun]) -> Figure:
         log_sizes(axes, widths)
         axes.set_yscale("log")
         axes.set_xlabel("width M")
-        legend(axes)
+        _room_below(axes)
+        legend(axes, loc="lower left")
     panels[0].set_title("constant of Theorem 1", fontsize=7.5)
-    panels[1].set_title("drift along the path", fontsize=7.5)
+    panels[1].set_title("drift at the end", fontsize=7.5)
     panels[2].set_title("distance from the limit kernel", fontsize=7.5)
     return figure
+
+
+def _room_below(axes: Axes) -> None:
+    """Make room for a legend below the lines of a logarithmic axis that all fall."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low * (low / high) ** (0.09 * len(axes.get_legend_handles_labels()[1])), high)
 
 
 def draw_cyclic(runs: Sequence[TheoryRun]) -> Figure:
@@ -120,17 +128,19 @@ def draw_cyclic(runs: Sequence[TheoryRun]) -> Figure:
         _draw_batch(left, [run for run in of_width if run.setting.b == b], color, marker)
         _draw_rates(right, [run for run in runs if run.setting.b == b], batches, color, marker)
     left.plot([], [], color="#555555", linewidth=0.8, linestyle=(0, (4, 1.5)), label="random order")
-    left.plot([], [], **GUIDE, label="$\\rho(A)^t$, predicted")
+    left.plot([], [], **GUIDE, label="slope of $\\rho(A)^t$, predicted")
     left.set(xlabel="epoch", ylabel="$|f - y| / |f_0 - y|$", xlim=(0, None))
     left.set_yscale("log")
     left.set_ylim(bottom=max(left.get_ylim()[0], 1e-12))
-    left.set_title(f"M = {shown:,}", fontsize=7.5)
+    left.set_title(f"M = {shown:,}; bands: least to greatest", fontsize=7.5)
     legend(left)
     right.axhline(1, **GUIDE)
     log_sizes(right, sorted(batches_of))
     right.set(xlabel="width M", ylabel="$(1 - c) / (1 - \\rho)$")
     right.set_title("measured over predicted rate; bars: least to greatest", fontsize=7.5)
-    legend(right)
+    low, high = right.get_ylim()
+    right.set_ylim(low, high + 0.12 * (high - low))  # room for the legend
+    legend(right, loc="upper center", columns=4)
     return figure
 
 
@@ -182,10 +192,10 @@ def draw_methods(runs: Sequence[TheoryRun]) -> Figure:
     plain = [run for run in runs if _damping(run.setting) == (1.0, 0.0)]
     descent = [run for run in runs if run.setting.method == "gd"]
     if descent:
-        label = f"gradient descent, best rate, ρ = {_rho(descent):.3f}"
+        label = f"gradient descent, ρ = {_rho(descent):.3f}"
         band(left, descent, color=PALETTE[0], marker="", dashes=(4, 1.5), label=label)
         _draw_prediction(left, descent, PALETTE[0])
-        left.plot([], [], **GUIDE, label="$\\rho^t$, predicted")
+        left.plot([], [], **GUIDE, label="slope of $\\rho^t$, predicted")
     if plain:
         band(left, plain, color=PALETTE[1], marker="o", label="GGN, λ = 1, α = 0")
     left.set_xscale("symlog", linthresh=10)
@@ -193,15 +203,16 @@ def draw_methods(runs: Sequence[TheoryRun]) -> Figure:
     left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.xaxis.set_minor_locator(NullLocator())
     iterations(left, whole=False)
-    left.set_title("linear and quadratic", fontsize=7.5)
-    legend(left)
+    left.set_xlabel("iteration (from 10 on logarithmic)")
+    left.set_title("gradient descent at its best rate, and GGN", fontsize=7.5)
+    legend(left, loc="lower right")
     dampings = sorted({pair for run in runs if (pair := _damping(run.setting)) is not None})
     for color, marker, (lam, alpha) in zip(cycle(PALETTE), cycle(MARKERS), dampings, strict=False):
         own = [run for run in runs if _damping(run.setting) == (lam, alpha)]
         rate = f"ρ = {_rho(own):.3f}" if _rho(own) > 0 else "quadratic"
         band(right, own, color=color, marker=marker, label=f"λ = {lam:g}, α = {alpha:g}, {rate}")
         _draw_prediction(right, own, color)
-    right.plot([], [], **GUIDE, label="$\\rho^t$, predicted from $G_0$")
+    right.plot([], [], **GUIDE, label="slope of $\\rho^t$, predicted from $G_0$")
     if dampings:
         right.axhline(FLOOR, **GUIDE)
     iterations(right)

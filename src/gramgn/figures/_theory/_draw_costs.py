@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -35,8 +35,8 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
     first = over_b[0]
     rounds = max(cost.round for cost in costs)
     figure.suptitle(
-        f"T5  cost of the parts of a step, ResNetFixup on noise, {first.pixels}×{first.pixels}; "
-        f"medians of {rounds} rounds on {as_words(first.device)}",
+        f"T5  cost of the parts of a step, ResNetFixup on noise (SYNTHETIC), {first.pixels}×{first.pixels}\n"
+        f"medians of {rounds} rounds, bars: least to greatest; on {as_words(first.device)}",
         fontsize=7.5,
     )
     for axes, rows, name in ((left, over_b, "b"), (right, over_m, "m")):
@@ -47,7 +47,8 @@ def draw_costs(costs: Sequence[Cost]) -> Figure:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         legend(axes, loc="upper left")
     low, high = left.get_ylim()
-    left.set_ylim(low, high * 12)  # room for the legends
+    # Room for the legends; counts far below any time tell nothing more.
+    left.set_ylim(max(low, 1e-2), high * 40)
     left.set(xlabel=f"batch size b ({as_words(over_b[0].network)}, m = {over_b[0].m:,})", ylabel="time (ms)")
     right.set(xlabel=f"parameters m (b = {over_m[0].b})")
     return figure
@@ -84,9 +85,16 @@ def _draw_parts(axes: Axes, rows: Sequence[Cost], name: str) -> list[float]:
         label = part.label
         # The solve knows nothing of m.
         if len(set(operations)) > 1 and min(medians) > 0:
-            label += f", ${name}^{{{fitted_exponent(sizes, medians):.2f}}}$"
+            label += f", ${name}^{{{_exponent(points):.2f}}}$"
             if not part.label.endswith("SGD"):
                 counted = [medians[-1] * count / operations[-1] for count in operations]
                 axes.plot(sizes, counted, **(GUIDE | {"color": part.color}))
         sizes_with_bars(axes, points, part.color, MARKERS[place], label, dashes=DASHES[place])
     return sizes
+
+
+def _exponent(points: Mapping[float, Sequence[float]]) -> float:
+    """Return the median over rounds of the fitted exponent, which is the number that the statements give."""
+    sizes = sorted(points)
+    rounds = zip(*(points[size] for size in sizes), strict=False)
+    return statistics.median(fitted_exponent(sizes, times) for times in rounds)

@@ -123,18 +123,38 @@ def log_sizes(axes: Axes, sizes: Sequence[float], *, thousands: bool = False) ->
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
     axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: f"{value / 1000:.0f}k" if thousands else f"{value:g}")
+        FuncFormatter(lambda value, _: f"{value / 1000:.0f}k" if thousands else f"{value:,.0f}")
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="x", labelsize=6.5, rotation=45 if len(sizes) > 5 and not thousands else 0)
 
 
-def legend(axes: Axes, *, title: str | None = None, loc: Literal["best", "upper left"] = "best") -> None:
-    """Add a legend in the size of these figures, if anything has a label."""
+def legend(
+    axes: Axes,
+    *,
+    title: str | None = None,
+    loc: Literal["best", "upper left", "upper center", "lower left", "lower right"] = "best",
+    columns: int = 1,
+) -> None:
+    """Add a legend in the size of these figures, on white, so that no guide strikes its words through."""
     if not axes.get_legend_handles_labels()[0]:
         return
-    axes.legend(fontsize=6.5, title=title, title_fontsize=6.5, loc=loc, handlelength=2.6, labelspacing=0.3)
+    box = axes.legend(
+        fontsize=6.5,
+        title=title,
+        title_fontsize=6.5,
+        loc=loc,
+        ncols=columns,
+        handlelength=2.6,
+        labelspacing=0.3,
+        columnspacing=1.2,
+        frameon=True,
+        framealpha=0.85,
+        edgecolor="none",
+        borderpad=0.2,
+    )
+    box.get_frame().set_linewidth(0)
 
 
 def shades(count: int) -> list[str]:

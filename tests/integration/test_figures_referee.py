@@ -1,0 +1,159 @@
+"""What a referee would say of a figure: words that hide data, numbers that differ from the text, odd units."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from figure_runs import add_curve, dataset_of
+from figure_views import drawn, only_set, texts
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gramgn.figures import Theory, load_runs, read_theory, theory_claims
+from gramgn.figures._axes import value_scale
+from gramgn.figures._group import compare
+from gramgn.figures._style import house_style
+from gramgn.figures._theory._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
+from gramgn.figures._theory._draw_costs import draw_costs
+
+
+@pytest.fixture(scope="module")
+def published(repository: Path) -> Theory:
+    return read_theory(sorted((repository / "outputs" / "results").glob("theory_*.csv")))
+
+
+@pytest.fixture(scope="module")
+def figures(published: Theory) -> dict[str, Figure]:
+    """Return the theory's figures, laid out."""
+    studies = {
+        study: [run for run in published.runs if run.setting.study == study]
+        for study in ("quadratic", "cyclic", "methods")
+    }
+    with house_style():
+        found = {
+            "T1": draw_quadratic(studies["quadratic"]),
+            "T2": draw_widths(studies["quadratic"]),
+            "T3": draw_cyclic(studies["cyclic"]),
+            "T4": draw_methods(studies["methods"]),
+            "T5": draw_costs(published.costs),
+        }
+        for figure in found.values():
+            FigureCanvasAgg(figure).draw()
+    return found
+
+
+def points_under_legend(axes: Axes) -> list[tuple[str, tuple[float, float]]]:
+    """Return the marked points that lie under the legend of a panel."""
+    box = axes.get_legend().get_window_extent()
+    hidden = []
+    for line in axes.get_lines():
+        if line.get_marker() in ("None", "", None):
+            continue
+        for x, y in axes.transData.transform(line.get_xydata()):
+            if box.contains(x, y):
+                hidden.append((str(line.get_label()), (x, y)))
+    return hidden
+
+
+@pytest.mark.parametrize("number", ["T1", "T2", "T3", "T4", "T5"])
+def test_no_legend_of_the_theory_hides_a_point(figures: dict[str, Figure], number: str) -> None:
+    assert len(figures[number].axes) >= 2
+    for axes in figures[number].axes:
+        assert not points_under_legend(axes)
+
+
+def test_a_point_under_a_legend_is_found() -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([0.5], [0.5], "o", label="hidden")
+    axes.legend(loc="center")
+    FigureCanvasAgg(figure).draw()
+    assert points_under_legend(axes)
+
+
+@pytest.mark.parametrize("number", ["T1", "T2", "T3", "T5"])
+def test_bands_and_bars_are_explained(figures: dict[str, Figure], number: str) -> None:
+    assert "least to greatest" in texts(figures[number])
+
+
+def test_exponents_of_the_cost_figure_are_those_of_the_statements(
+    published: Theory, figures: dict[str, Figure]
+) -> None:
+    (claim,) = (claim for claim in theory_claims(published) if claim.key == "exponents")
+    medians = {each.name: statistics.median(each.values.values()) for each in claim.measurements}
+    left, right = ([text.get_text() for text in axes.get_legend().get_texts()] for axes in figures["T5"].axes)
+    for labels, axis in ((left, "b"), (right, "m")):
+        for part, words in (("(A)", "(A), forward"), ("(B) Gram", "the Gram product")):
+            (value,) = (
+                value
+                for name, value in medians.items()
+                if name.startswith(f"exponent of {axis}") and words in name
+            )
+            (label,) = (label for label in labels if label.startswith(part))
+            assert label.endswith(f"${axis}^{{{value:.2f}}}$")
+
+
+def test_plain_numbers_have_no_unit(tmp_path: Path) -> None:
+    add_curve(
+        tmp_path, "fig1/rsna_ggn_fixup", "ggn", "resnet_fixup", 0, 2, dataset_of("sphere", "synthetic", "1")
+    )
+    (comparison,) = compare(load_runs(tmp_path).runs)
+    scale = value_scale(comparison, "train_mae")
+    assert scale is not None
+    assert scale.label == "training error (mean absolute)"
+
+
+def test_one_thread_is_singular(tmp_path: Path) -> None:
+    add_curve(
+        tmp_path,
+        "fig1/rsna_ggn_fixup",
+        "ggn",
+        "resnet_fixup",
+        0,
+        2,
+        dataset_of("rsna", "synthetic", "months"),
+    )
+    words = texts(drawn(only_set(tmp_path), "fig1c"))
+    assert re.search(r"\b1 threads", words) is None
+    assert re.search(r"\d threads?\b", words)
+
+
+PAGES = ("README.md", "docs/theory.md", "outputs/results/README.md")
+
+
+def commands_with_results(repository: Path) -> list[str]:
+    found = []
+    for page in PAGES:
+        text = (repository / page).read_text(encoding="utf-8")
+        found += re.findall(r'^make figures (RESULTS="?[^"\n#<]+"?)', text, re.MULTILINE)
+    return found
+
+
+def test_published_commands_give_make_all_their_files(repository: Path) -> None:
+    """A list with line breaks would be cut after its first file, and the rest run as commands."""
+    commands = commands_with_results(repository)
+    assert len(commands) >= 2
+    for command in commands:
+        expanded = subprocess.run(
+            ["bash", "-c", f"printf '%s' {command.strip()}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=repository,
+        )
+        shown = subprocess.run(
+            ["make", "-n", f"VENV={sys.prefix}", "figures", expanded.stdout],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=repository,
+        )
+        last = shown.stdout.splitlines()[-1]
+        pattern = last.split("--results ", 1)[1]
+        assert all(list(repository.glob(each)) for each in pattern.split())
