@@ -82,7 +82,7 @@ def words(chain: Chain, name: str) -> str:
 
 
 def test_the_steps_are_the_papers() -> None:
-    """Six curves and our two with three seeds, 2b and 2c with one; every panel has its step."""
+    """Six curves, our two and 2c with three seeds, 2b with one; every panel has its step."""
     assert {step.name: len(step.seeds) * step.cells for step in LAPTOP.steps} == {
         **{
             f"{data}_{curve}": 3
@@ -91,7 +91,7 @@ def test_the_steps_are_the_papers() -> None:
         },
         "afad_ggn_spring_gn": 3,
         "rsna_ggn_spring_gn": 3,
-        GRID: 40,
+        GRID: 120,
         CURVES: 5,
     }
     assert set(" ".join(step.figures for step in LAPTOP.steps).split()) == {
@@ -124,7 +124,8 @@ def test_command_lines() -> None:
         "recipe.warm_start_sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-rsna_sgd_fixup"
     )
     assert words(LAPTOP, GRID) == (
-        "-m sweep=lambda_alpha dataset=rsna_synthetic trainer=laptop trainer.epochs=10 seed=0 dataset.limit=512 "
+        "-m sweep=lambda_alpha dataset=rsna_synthetic trainer=laptop trainer.epochs=10 seed=0,1,2 "
+        "dataset.limit=512 "
         "recipe.warm_start_sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-lambda_alpha"
     )
     assert words(LAPTOP, CURVES) == (
@@ -164,7 +165,7 @@ def test_every_command_line_composes(name: str, scale: str, data: str) -> None:
 def test_the_laptop_chain_takes_less_than_two_hours() -> None:
     states = [progress(LAPTOP, step, Path("nowhere")) for step in LAPTOP.steps]
     assert 1200 < sum(estimate_s(LAPTOP, states).values()) < 7200
-    assert "10 steps, 69 jobs, 0 done; about " in headline(LAPTOP, states)
+    assert "10 steps, 149 jobs, 0 done; about " in headline(LAPTOP, states)
 
 
 def test_the_time_left_follows_the_time_taken(root: Path, trainer: Trainer) -> None:
@@ -181,9 +182,9 @@ def test_a_whole_chain(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> 
     assert run_chain(LAPTOP, trainer) == 0
     assert trainer.called == NAMES
     said = capsys.readouterr().err
-    assert said.index("69 jobs, 0 done; about") < said.index("[1/10] afad_ggn_fixup (figures 1a 1b)")
+    assert said.index("149 jobs, 0 done; about") < said.index("[1/10] afad_ggn_fixup (figures 1a 1b)")
     assert "python train.py -m experiment=fig1/rsna_sgd_bn dataset=rsna_synthetic" in said
-    assert "69 jobs, 69 done" in list_chain(LAPTOP)
+    assert "149 jobs, 149 done" in list_chain(LAPTOP)
     assert said.rstrip().endswith("draw the figures with: make figures\nwrite the report with: make report")
 
 
@@ -228,7 +229,7 @@ def test_nothing_starts_from_a_run_that_diverged(
     assert "seed=0,2" in trainer.arguments["rsna_ggn_spring_gn"]
     said = capsys.readouterr().err
     assert "only seeds 0, 2: it starts from afad_ggn_spring_gn; its run of seed 1 diverged" in said
-    assert "68 jobs, 68 done" in list_chain(LAPTOP)
+    assert "148 jobs, 148 done" in list_chain(LAPTOP)
 
 
 def test_a_step_whose_every_start_diverged(trainer: Trainer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +238,7 @@ def test_a_step_whose_every_start_diverged(trainer: Trainer, capsys: pytest.Capt
     assert not {"rsna_ggn_fixup", "rsna_sgd_fixup", GRID, CURVES} & set(trainer.called)
     said = capsys.readouterr().err
     assert (
-        "lambda_alpha: left out: it starts from afad_ggn_fixup; its run of seed 0 diverged: nothing" in said
+        "lambda_alpha: left out: it starts from afad_ggn_fixup; its runs of seeds 0, 1, 2 diverged: nothing" in said
     )
     assert "what it starts from diverged" in list_chain(LAPTOP)
 
