@@ -240,7 +240,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make paper": chain_listed,
     "make theory": small_theory,
     "python scripts/theory.py quadratic": small_theory,
-    'make figures RESULTS="$(ls outputs/results/theory_*.csv)"': plan_of_make,
+    'make figures RESULTS="outputs/results/theory_*.csv"': plan_of_make,
     'make paper SCALE=paper DATA=real OVERRIDES="trainer.device=cuda"': plan_of_make,
     "make figures RESULTS=outputs/results/rotation_mednist_laptop.csv": plan_of_make,
     "make bench": plan_of_make,
