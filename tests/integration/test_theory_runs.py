@@ -49,6 +49,18 @@ def test_quadratic(call: Call, house: House) -> None:
     assert all(row["solve_minimum_norm"] == "1" and row["step"] == row["epoch"] for row in read_rows(folder))
 
 
+@pytest.mark.parametrize("experiment", ["quadratic", "cyclic"])
+def test_another_optimizer_beside_it(call: Call, house: House, experiment: str) -> None:
+    """The experiment's alpha = 0 is GGN's alone: any optimizer can be put in its place, and lambda, alpha changed."""
+    words = (f"experiment=theory/{experiment}", "trainer.epochs=1", "model.width=32", *OWN)
+    for more in ((), ("optimizer=sgd",), ("optimizer=adamw",), ("optimizer.lam=2", "optimizer.alpha=0.1")):
+        assert call(*words, *more) == 0
+    plain, sgd, _, damped = (read_run(folder)["config"]["optimizer"] for folder in house.runs())
+    assert (plain["lam"], plain["alpha"]) == (1.0, 0.0)
+    assert "alpha" not in sgd
+    assert (damped["lam"], damped["alpha"]) == (2.0, 0.1)
+
+
 def test_cyclic(call: Call, house: House) -> None:
     """Theorem 2: the run contracts as A = L^T (D - L)^-1 of its own initialisation does; 30 does not divide 100."""
     words = ("experiment=theory/cyclic", "model.width=2048", "trainer.batch_size=30", *OWN)
