@@ -94,8 +94,9 @@ def split(G: Tensor, batch_size: int) -> Splitting:
             one batch, L = 0 and A = 0.
 
     Raises:
-        ValueError: G is no Gram matrix (not symmetric, a negative eigenvalue), of another shape or dtype; the block of a batch is singular (repeated inputs
-            in one batch, or a width with fewer than b columns in J), so that no step of it is defined for alpha = 0.
+        ValueError: G is no Gram matrix (not symmetric, a negative eigenvalue) or of another shape or dtype; the block
+            of a batch is singular (repeated inputs in one batch, or a width with fewer than b columns in J), so that
+            no step of it is defined for alpha = 0.
     """
     G = checked_gram(G.detach() if isinstance(G, Tensor) else G)
     batch_size = whole("batch_size", batch_size, 1)

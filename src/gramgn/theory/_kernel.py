@@ -119,7 +119,7 @@ def _closed_form(form: Form, p: Tensor, c: Tensor, num_features: int) -> tuple[T
 
 
 def _gap(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
-    """p q - c^2 = |x|^2 |x'|^2 sin^2, which rounding must not turn negative."""
+    """Return p q - c^2 = |x|^2 |x'|^2 sin^2, which rounding must not turn negative."""
     return (p * q - c.square()).clamp(min=0)
 
 

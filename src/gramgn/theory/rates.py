@@ -51,8 +51,8 @@ def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
     end = _first_outside(kept, floor)
     if end < 3:
         raise ValueError(
-            f"an order needs three finite residuals above {floor:g} after the first step, and there are {end}: take more "
-            "steps, a smaller width, or float64"
+            f"an order needs three finite residuals above {floor:g} after the first step, and there are {end}: "
+            "take more steps, a smaller width, or float64"
         )
     return orders(kept[:end])[-1]
 
