@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -154,6 +158,35 @@ def test_too_narrow_is_least_squares_with_a_warning(house: House) -> None:
     assert done.stderr.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
     (folder,) = house.runs()
     assert np.isfinite(norms(folder)).all()
+
+
+def test_tools_on_vectors(house: House, tmp_path: Path) -> None:
+    """Weights of a float64 run are used and exported to the last bit; the card's snippet runs; no image fits."""
+    words = ("experiment=theory/quadratic", "model.width=256", "trainer.epochs=4", *OWN)
+    assert house.run(*words).returncode == 0
+    (run,) = house.runs()
+    done = house.script("scripts/evaluate.py", f"run={run}", "split=train", "checkpoint=last", "format=json")
+    assert done.returncode == 0, done.stderr
+    recorded = float(read_rows(run)[-1]["train_eval_loss"])
+    assert recorded < 1e-20  # float32 weights would give 1e-15
+    assert json.loads(done.stdout)["loss"] == pytest.approx(recorded, rel=0.5)
+    out = tmp_path / "exported"
+    done = house.script("scripts/export.py", f"run={run}", f"out={out}", "checkpoint=last")
+    assert done.returncode == 0, done.stderr
+    kept = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
+    weights = torch.load(out / "weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], kept[name]) for name in kept)
+    card = (out / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert "a vector of 20 numbers" in card
+    assert "image" not in card.split("## Training")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    done = house.script(
+        "scripts/predict.py", f"run={run}", f"images={run / 'run.json'}", f"out={tmp_path / 'p.csv'}"
+    )
+    assert done.returncode == 2
+    assert "does not say how an image file becomes what the network sees" in done.stderr
 
 
 def test_nothing_to_prepare(house: House) -> None:
