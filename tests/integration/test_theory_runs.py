@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +51,18 @@ def test_quadratic(call: Call, house: House) -> None:
     assert (run["dataset"]["kind"], run["dataset"]["image_size"]) == ("synthetic", None)
     assert (run["precision"]["dtype"], run["config"]["trainer"]["order"]) == ("float64", "cyclic")
     assert all(row["solve_minimum_norm"] == "1" and row["step"] == row["epoch"] for row in read_rows(folder))
+
+
+@pytest.mark.parametrize("experiment", ["quadratic", "cyclic"])
+def test_another_optimizer_beside_it(call: Call, house: House, experiment: str) -> None:
+    """The experiment's alpha = 0 is GGN's alone: any optimizer can be put in its place, and lambda, alpha changed."""
+    words = (f"experiment=theory/{experiment}", "trainer.epochs=1", "model.width=32", *OWN)
+    for more in ((), ("optimizer=sgd",), ("optimizer=adamw",), ("optimizer.lam=2", "optimizer.alpha=0.1")):
+        assert call(*words, *more) == 0
+    plain, sgd, _, damped = (read_run(folder)["config"]["optimizer"] for folder in house.runs())
+    assert (plain["lam"], plain["alpha"]) == (1.0, 0.0)
+    assert "alpha" not in sgd
+    assert (damped["lam"], damped["alpha"]) == (2.0, 0.1)
 
 
 def test_cyclic(call: Call, house: House) -> None:
@@ -142,6 +158,35 @@ def test_too_narrow_is_least_squares_with_a_warning(house: House) -> None:
     assert done.stderr.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
     (folder,) = house.runs()
     assert np.isfinite(norms(folder)).all()
+
+
+def test_tools_on_vectors(house: House, tmp_path: Path) -> None:
+    """Weights of a float64 run are used and exported to the last bit; the card's snippet runs; no image fits."""
+    words = ("experiment=theory/quadratic", "model.width=256", "trainer.epochs=4", *OWN)
+    assert house.run(*words).returncode == 0
+    (run,) = house.runs()
+    done = house.script("scripts/evaluate.py", f"run={run}", "split=train", "checkpoint=last", "format=json")
+    assert done.returncode == 0, done.stderr
+    recorded = float(read_rows(run)[-1]["train_eval_loss"])
+    assert recorded < 1e-20  # float32 weights would give 1e-15
+    assert json.loads(done.stdout)["loss"] == pytest.approx(recorded, rel=0.5)
+    out = tmp_path / "exported"
+    done = house.script("scripts/export.py", f"run={run}", f"out={out}", "checkpoint=last")
+    assert done.returncode == 0, done.stderr
+    kept = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
+    weights = torch.load(out / "weights.pt", weights_only=True)
+    assert all(torch.equal(weights[name], kept[name]) for name in kept)
+    card = (out / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert "a vector of 20 numbers" in card
+    assert "image" not in card.split("## Training")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    done = house.script(
+        "scripts/predict.py", f"run={run}", f"images={run / 'run.json'}", f"out={tmp_path / 'p.csv'}"
+    )
+    assert done.returncode == 2
+    assert "does not say how an image file becomes what the network sees" in done.stderr
 
 
 def test_nothing_to_prepare(house: House) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,19 @@ def test_unreadable_images_have_a_row_and_a_line(
         assert float(found[Path(row["path"]).name]["prediction"]) == pytest.approx(
             float(row["prediction"]), rel=1e-5
         )
+
+
+def test_a_pipe_is_not_waited_for(
+    house: House, faces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Among images, as an array file and as the output: each would block on reading."""
+    for name in ("pipe.png", "pipe.npz", "pipe.csv"):
+        os.mkfifo(tmp_path / name)
+    out = tmp_path / "p.csv"
+    assert tool(house, "predict", f"run={faces}", f"images={tmp_path}", f"out={out}") == 1
+    assert out.read_text(encoding="utf-8").count("is no regular file") == 2
+    assert tool(house, "predict", f"run={faces}", f"images={tmp_path}", f"out={tmp_path / 'pipe.csv'}") == 2
+    assert "is no regular file" in capsys.readouterr().err
 
 
 def test_patterns_lists_and_folders(

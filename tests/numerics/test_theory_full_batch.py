@@ -109,4 +109,4 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="G is zero"):
         best_learning_rate(0 * G)
     with pytest.raises(ValueError, match=r"residuals \[3\]"):
-        FullBatch(torch.ones(3), G).residuals(torch.ones(2), 1)
+        FullBatch(torch.ones(3), G).residuals(torch.ones(2, dtype=torch.float64), 1)

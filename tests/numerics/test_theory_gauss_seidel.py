@@ -138,9 +138,15 @@ def test_a_width_too_small_for_a_batch() -> None:
     """M d = 16 columns cannot give 20 independent rows, but do give 10: then G alone is singular, and rho = 1."""
     x = sphere(40, 4)[0]
     G = gram(two_layer(4, 4), x)
-    with pytest.raises(ValueError, match=r"singular.*more than 20 weights"):
+    with pytest.raises(ValueError, match=r"singular.*at least 20 weights"):
         split(G, 20)
     assert spectral_radius(split(G, 10)) == pytest.approx(1.0, abs=1e-10)
+
+
+def test_batches_that_do_not_act_on_each_other() -> None:
+    """A = 0: rho = 0 by either method, where the sparse one has nothing to iterate on."""
+    splitting = split(torch.eye(40, dtype=torch.float64), 5)
+    assert [spectral_radius(splitting, method=name) for name in ("dense", "sparse")] == [0.0, 0.0]
 
 
 def test_linear_residuals_are_norms_of_powers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,42 @@ def test_error_estimate_holds(activation: str, num_terms: int, length: float) ->
     assert short.error <= 10 * difference + 1e-12
 
 
+@pytest.mark.parametrize("length", [1.0, 30.0])
+@pytest.mark.parametrize("activation", ["erf", "gelu", "relu"])
+@pytest.mark.filterwarnings("ignore:lambda_0 is zero")
+def test_error_of_the_closed_forms_holds(activation: str, length: float) -> None:
+    """Long and nearly parallel inputs: c = <x, x'> is rounded, and the forms depend on p q - c^2 or on the angle.
+
+    The reference is the same form of exact products, in 60 digits.
+    """
+    mpmath = pytest.importorskip("mpmath", reason="comes with torch")
+    x = length * torch.cat([sphere(6, 5)[0], sphere(2, 5)[0] + 1e-9, 3 * sphere(2, 5)[0]])
+    kernel = limit_kernel(x, activation)
+    with mpmath.workdps(60):
+        rows = [[mpmath.mpf(value) for value in row] for row in x.tolist()]
+
+        def product(i: int, j: int) -> Any:
+            return mpmath.fdot(rows[i], rows[j])
+
+        def entry(i: int, j: int) -> Any:
+            p, q, c = product(i, i), product(j, j), product(i, j)
+            gap = p * q - c * c
+            if activation == "relu":
+                return c * (mpmath.pi - mpmath.atan2(mpmath.sqrt(gap), c)) / (2 * mpmath.pi)
+            if activation == "erf":
+                return c * 4 / mpmath.pi / mpmath.sqrt(1 + 2 * p + 2 * q + 4 * gap)
+            det = 1 + p + q + gap
+            orthant = 0.25 + mpmath.asin(c / mpmath.sqrt((1 + p) * (1 + q))) / (2 * mpmath.pi)
+            inner = c * (1 / (1 + p) + 1 / (1 + q) + 1 / det) / (2 * mpmath.pi * mpmath.sqrt(det))
+            return c * (orthant + inner)
+
+        pairs = [(i, j) for i in range(len(x)) for j in range(len(x)) if i != j]
+        wrong = max(abs(entry(i, j) - float(kernel.K[i, j])) for i, j in pairs)
+    assert float(wrong) <= kernel.error
+    if activation != "relu":
+        assert kernel.error < 1e-12 * length**3
+
+
 def test_erf_kernel_is_the_derivative_of_the_arcsine_kernel() -> None:
     """d/dc of (2 / pi) asin(2 c / sqrt((1 + 2 p)(1 + 2 q))) is E[sigma'(u) sigma'(v)] (Price's theorem)."""
     x = sphere(5, 4)[0] * 1.3
@@ -69,6 +106,7 @@ def test_kernel_is_symmetric_and_positive(activation: str) -> None:
     kernel = limit_kernel(sphere()[0], activation)
     assert torch.equal(kernel.K, kernel.K.T)
     assert kernel.lambda_0 > 1e6 * kernel.lambda_0_error
+    assert kernel.lambda_0_error < 1e-10
 
 
 @pytest.mark.parametrize("activation", SMOOTH)

@@ -32,7 +32,8 @@ class TwoLayer(nn.Module):
         signs: a [M].
 
     Raises:
-        ValueError: Another activation, no ``in_features``, or a size that is no whole number of at least 1.
+        ValueError: Another activation, no ``in_features``, a size that is no whole number of at least 1, or one for
+            which there is no memory.
     """
 
     batch_statistics: ClassVar[bool] = False
@@ -52,7 +53,13 @@ class TwoLayer(nn.Module):
                 "cover it (erf, tanh, softplus and gelu are covered)",
                 stacklevel=2,
             )
-        self.hidden = nn.Linear(positive_int("in_features", in_features), width, bias=False)
+        try:
+            self.hidden = nn.Linear(positive_int("in_features", in_features), width, bias=False)
+        except RuntimeError as error:  # so torch tells that there is not the memory
+            raise ValueError(
+                f"width={width} with in_features={in_features} is {in_features * width:,} weights, for which there is "
+                "no memory: take a smaller width"
+            ) from error
         nn.init.normal_(self.hidden.weight)
         self.signs: Tensor
         self.register_buffer("signs", 2.0 * torch.randint(0, 2, (width,)) - 1.0)

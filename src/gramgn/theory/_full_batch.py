@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gramgn.theory._checks import check_float64, is_singular
+from gramgn.theory._checks import check_float64, check_positive, checked_gram, is_singular, whole
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,12 @@ class FullBatch:
             num_steps: T.
 
         Raises:
-            ValueError: r is no vector [n] in float64.
+            ValueError: r is no vector [n] in float64, or T is negative.
         """
+        check_float64(r=r)
         if r.shape != self.factors.shape:
             raise ValueError(f"r must be residuals [{len(self.factors)}], got shape {list(r.shape)}")
-        check_float64(r=r)
+        num_steps = whole("num_steps", num_steps, 0)
         component = self.vectors.T @ r
         norms = [float(component.norm())]
         for _ in range(num_steps):
@@ -60,10 +62,10 @@ def gauss_newton(G: Tensor, *, lam: float = 1.0, alpha: float = 0.0) -> FullBatc
         alpha: alpha >= 0, beside the sum J J^T.
 
     Raises:
-        ValueError: Another shape or dtype, or a parameter out of range.
+        ValueError: Another shape or dtype, G is no Gram matrix, or a parameter is out of range.
     """
-    if not lam > 0 or not alpha >= 0:
-        raise ValueError(f"lam must be above 0 and alpha at least 0, got {lam!r} and {alpha!r}")
+    if not 0 < lam < math.inf or not 0 <= alpha < math.inf:
+        raise ValueError(f"lam must be above 0 and alpha at least 0, both finite, got {lam!r} and {alpha!r}")
     values, vectors = _spectrum(G)
     moved = torch.where(values > 0, values / (lam * values + alpha), 0.0)
     return FullBatch(1 - moved, vectors)
@@ -77,10 +79,10 @@ def gradient_descent(G: Tensor, *, lr: float) -> FullBatch:
         lr: eta > 0.
 
     Raises:
-        ValueError: Another shape or dtype, or a learning rate that is not above 0.
+        ValueError: Another shape or dtype, G is no Gram matrix, or a learning rate that is not above 0.
     """
-    if not lr > 0:
-        raise ValueError(f"lr must be above 0, got {lr!r}")
+    if not 0 < lr < math.inf:
+        raise ValueError(f"lr must be above 0 and finite, got {lr!r}")
     values, vectors = _spectrum(G)
     return FullBatch(1 - lr * values, vectors)
 
@@ -92,7 +94,7 @@ def best_learning_rate(G: Tensor) -> float:
         G: G_0 [n, n], symmetric, in float64.
 
     Raises:
-        ValueError: Another shape or dtype, or G is zero.
+        ValueError: Another shape or dtype, G is no Gram matrix, or it is zero.
     """
     values, _ = _spectrum(G)
     if not float(values[-1]) > 0:
@@ -102,10 +104,9 @@ def best_learning_rate(G: Tensor) -> float:
 
 def _spectrum(G: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, rising, those that are rounding as 0, and eigenvectors."""
-    if G.ndim != 2 or G.shape[0] != G.shape[1] or len(G) == 0:
-        raise ValueError(f"G must be a square matrix [n, n], got shape {list(G.shape)}")
-    check_float64(G=G)
+    G = checked_gram(G.detach() if isinstance(G, Tensor) else G)
     values, vectors = torch.linalg.eigh(G)
+    check_positive(values, "G")
     largest = float(values[-1])
     zero = torch.tensor([is_singular(float(value), largest, len(G)) for value in values], device=G.device)
     return values.masked_fill(zero, 0.0), vectors

@@ -15,9 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gramgn.theory._checks import check_float64, is_singular
-
-ASYMMETRY = 1e-10
+from gramgn.theory._checks import check_float64, check_positive, checked_gram, is_singular, whole
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,16 @@ class Splitting:
 
         That is what one epoch, batch after batch, makes of the residuals of the linearised network. Those of the
         last batch are zero after it.
+
+        Raises:
+            ValueError: r is of another shape or dtype.
         """
         check_float64(r=r)
+        if r.ndim not in (1, 2) or len(r) != len(self.G):
+            n = len(self.G)
+            raise ValueError(
+                f"r must be residuals [{n}] or columns of them [{n}, p], got shape {list(r.shape)}"
+            )
         columns = r[:, None] if r.ndim == 1 else r
         # D - L = C (I - C^-1 L C^-T) C^T with D = C C^T: triangular solves instead of a loop over the batches.
         s = torch.linalg.solve_triangular(self._C, columns, upper=False)
@@ -88,28 +94,25 @@ def split(G: Tensor, batch_size: int) -> Splitting:
             one batch, L = 0 and A = 0.
 
     Raises:
-        ValueError: G is not symmetric, of another shape or dtype; the block of a batch is singular (repeated inputs
-            in one batch, or a width with fewer than b columns in J), so that no step of it is defined for alpha = 0.
+        ValueError: G is no Gram matrix (not symmetric, a negative eigenvalue) or of another shape or dtype; the block
+            of a batch is singular (repeated inputs in one batch, or a width with fewer than b columns in J), so that
+            no step of it is defined for alpha = 0.
     """
-    if G.ndim != 2 or G.shape[0] != G.shape[1] or len(G) == 0:
-        raise ValueError(f"G must be a square matrix [n, n], got shape {list(G.shape)}")
-    check_float64(G=G)
-    if float((G - G.T).abs().max()) > ASYMMETRY * float(G.abs().max()):
-        raise ValueError("G must be symmetric; gram(model, x) and limit_kernel(x, ...).K are")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    G = checked_gram(G.detach() if isinstance(G, Tensor) else G)
+    batch_size = whole("batch_size", batch_size, 1)
     n = len(G)
     bounds = tuple((start, min(start + batch_size, n)) for start in range(0, n, batch_size))
     for number, (start, stop) in enumerate(bounds):
         _check_block(G[start:stop, start:stop], number, start, stop)
-    return Splitting((G + G.T) / 2, batch_size, bounds)
+    return Splitting(G, batch_size, bounds)
 
 
 def _check_block(block: Tensor, number: int, start: int, stop: int) -> None:
     spectrum = torch.linalg.eigvalsh(block)
+    check_positive(spectrum, f"the block of batch {number} (samples {start} to {stop - 1}) of G")
     if is_singular(float(spectrum[0]), float(spectrum[-1]), len(block)):
         raise ValueError(
             f"the block of batch {number} (samples {start} to {stop - 1}) of G is singular: eigenvalues from "
             f"{float(spectrum[0]):.1e} to {float(spectrum[-1]):.1e}. Leave out repeated inputs, or take a width M "
-            f"with more than {stop - start} weights M d"
+            f"with at least {stop - start} weights M d"
         )

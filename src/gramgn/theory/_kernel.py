@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from gramgn.models import activation_named
-from gramgn.theory._checks import EPS, check_samples, is_singular, repeated_rows
+from gramgn.theory._checks import EPS, check_samples, is_singular, repeated_rows, whole
 
+Form = Callable[[Tensor, Tensor, Tensor], Tensor]
+SHORTEST = 1e-70
+"""Of a sample: products of four coordinates stay above 0."""
 HALF_RANGE = 14.0
 """Of the integrals, in standard deviations; exp(-14^2 / 4) is far below float64 rounding."""
 
@@ -57,7 +60,9 @@ def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes:
         E[sigma'(u) sigma'(v)] = sum_k c_k(p) c_k(q) (c / sqrt(p q))^k.
 
     What is left out of the series is bounded by Parseval's identity (the diagonal needs no series); the integrals are
-    trapezoid sums, which converge exponentially, and their error is that of leaving out every second node.
+    trapezoid sums, which converge exponentially, and their error is that of leaving out every second node. The closed
+    forms are as exact as <x, x'> is: for long inputs, and for relu where two inputs are nearly parallel, that is less
+    exact than rounding, and the error says how much.
 
     Args:
         x: Samples [n, d] in float64.
@@ -70,22 +75,28 @@ def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes:
         that is warned about, with the rows.
 
     Raises:
+        TypeError: x is no tensor.
         ValueError: Another activation, shape or dtype, an input of zeros only, or too few terms or nodes.
     """
     check_samples(x)
+    x = x.detach()
     activation = activation_named(activation).name
-    if num_terms < 1 or num_nodes < 3 or num_nodes % 2 == 0:
-        raise ValueError(
-            f"num_terms must be at least 1 and num_nodes odd and at least 3, got {num_terms} and {num_nodes}"
-        )
+    num_terms, num_nodes = whole("num_terms", num_terms, 1), whole("num_nodes", num_nodes, 3)
+    if num_nodes % 2 == 0:
+        raise ValueError(f"num_nodes must be odd, got {num_nodes}")
     c = x @ x.T
     c = (c + c.T) / 2
     p = c.diagonal().clone()
-    if bool((p == 0).any()):
-        row = int((p == 0).nonzero()[0])
-        raise ValueError(f"row {row} of x is zero: its row of K is too, and lambda_0 = 0; leave it out")
+    short = p < SHORTEST**2
+    if bool(short.any()):
+        row = int(short.nonzero()[0])
+        raise ValueError(
+            f"row {row} of x is zero{'' if p[row] == 0 else ' up to rounding'}: its row of K is too, and lambda_0 = 0; "
+            "leave it out"
+        )
     if activation in CLOSED_FORMS:
-        mean, error, method = CLOSED_FORMS[activation](p[:, None], p[None, :], c), 0.0, "closed form"
+        mean, error = _closed_form(CLOSED_FORMS[activation], p, c, x.shape[1])
+        method = "closed form"
     else:
         mean, error = _hermite_series(activation_named(activation).derivative, p, c, num_terms, num_nodes)
         method = "Hermite series"
@@ -96,9 +107,25 @@ def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes:
     return kernel
 
 
+def _closed_form(form: Form, p: Tensor, c: Tensor, num_features: int) -> tuple[Tensor, float]:
+    """Return a closed form [n, n] and the estimated error of its entries that comes of the rounding of c."""
+    mean = form(p[:, None], p[None, :], c)
+    longest = (p[:, None] * p[None, :]).sqrt()
+    # A sum of d products of rounded factors is off by at most (d + 2) EPS |x| |x'|.
+    moved = c - c.sign() * (num_features + 2) * EPS * longest
+    change = (form(p[:, None], p[None, :], moved) - mean).abs() * c.abs() / longest
+    change.diagonal().zero_()  # there c = p, and the forms cancel nothing
+    return mean, float(change.max())
+
+
+def _gap(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
+    """Return p q - c^2 = |x|^2 |x'|^2 sin^2, which rounding must not turn negative."""
+    return (p * q - c.square()).clamp(min=0)
+
+
 def _erf(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
     """E[exp(-u^2 - v^2)] is det(I + 2 Sigma)^(-1/2)."""
-    return 4 / math.pi * ((1 + 2 * p) * (1 + 2 * q) - 4 * c.square()).rsqrt()
+    return 4 / math.pi * (1 + 2 * (p + q) + 4 * _gap(p, q, c)).rsqrt()
 
 
 def _gelu(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
@@ -107,7 +134,7 @@ def _gelu(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
     Phi Phi is an orthant probability of two normals of variances 1 + p and 1 + q; the other terms follow from
     E[phi phi] = det(I + Sigma)^(-1/2) / (2 pi) by Stein's identity.
     """
-    det = (1 + p) * (1 + q) - c.square()
+    det = 1 + (p + q) + _gap(p, q, c)
     phi_phi = det.rsqrt() / (2 * math.pi)
     orthant = 0.25 + torch.asin(c / ((1 + p) * (1 + q)).sqrt()) / (2 * math.pi)
     return orthant + phi_phi * c * (1 / (1 + p) + 1 / (1 + q) + 1 / det)
@@ -118,7 +145,7 @@ def _relu(p: Tensor, q: Tensor, c: Tensor) -> Tensor:
     return (math.pi - torch.acos((c / (p * q).sqrt()).clamp(-1, 1))) / (2 * math.pi)
 
 
-CLOSED_FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+CLOSED_FORMS: dict[str, Form] = {
     "erf": _erf,
     "gelu": _gelu,
     "relu": _relu,
@@ -165,12 +192,17 @@ def _coefficients(
 
 def _warn_if_singular(kernel: LimitKernel, x: Tensor) -> None:
     spectrum = torch.linalg.eigvalsh(kernel.K)
-    if not is_singular(float(spectrum[0]), float(spectrum[-1]), len(x)):
+    least, known = float(spectrum[0]), kernel.method == "closed form"
+    if not is_singular(least, float(spectrum[-1]), len(x)) and not (known and least <= kernel.lambda_0_error):
         return
     pairs = repeated_rows(x)
-    why = f"rows {pairs[0][0]} and {pairs[0][1]} of x are equal or opposite" if pairs else "no rows are equal"
+    why = (
+        f"rows {pairs[0][0]} and {pairs[0][1]} of x are equal or opposite"
+        if pairs
+        else "no rows are equal, but some nearly are, or too many lie in too few dimensions"
+    )
     warnings.warn(
-        f"lambda_0 is zero up to rounding ({float(spectrum[0]):.1e}; {why}): the theorems assume lambda_0 > 0; leave "
+        f"lambda_0 is zero up to rounding ({least:.1e}; {why}): the theorems assume lambda_0 > 0; leave "
         "repeated inputs out",
         stacklevel=3,
     )

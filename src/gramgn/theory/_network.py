@@ -19,8 +19,11 @@ def slopes(model: TwoLayer, x: Tensor) -> Tensor:
         x: Samples [n, d].
 
     Raises:
+        TypeError: Another network.
         ValueError: Another shape or dtype.
     """
+    if not isinstance(model, TwoLayer):
+        raise TypeError(f"the theory is about gramgn.models.TwoLayer, got {type(model).__name__}")
     check_samples(x)
     W = model.hidden.weight.detach()
     check_float64(**{"the network's weight": W})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gramgn.models import TwoLayer
 from gramgn.optim import GramGaussNewton
-from gramgn.theory._checks import check_float64
+from gramgn.theory._checks import check_float64, whole
 from gramgn.theory._network import gram_of, outputs, slopes
 
 ORDERS = ("cyclic", "shuffle")
@@ -164,10 +164,9 @@ def follow(
     """
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, got {order!r}")
-    b = len(x) if batch_size is None else batch_size
-    if b < 1 or num_epochs < 1:
-        raise ValueError(f"batch_size and num_epochs must be at least 1, got {batch_size} and {num_epochs}")
+    num_epochs, seed = whole("num_epochs", num_epochs, 1), whole("seed", seed, 0)
     start = Start.of(model, x, y)
+    b = len(x) if batch_size is None else whole("batch_size", batch_size, 1)
     step = ggn_step(model) if step is None else step
     generator = torch.Generator().manual_seed(seed)
     points = [start.measure(model)]

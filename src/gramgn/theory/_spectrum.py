@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramgn.theory._checks import EPS
+from gramgn.theory._checks import EPS, check_float64, whole
 from gramgn.theory._gauss_seidel import Splitting
 
 METHODS = ("auto", "dense", "sparse")
@@ -39,6 +39,7 @@ class Prediction:
 
     def bound(self, num_epochs: int) -> float:
         """Return mu_P rho^T of formula (9): what |f - y| is multiplied by in T epochs at most."""
+        num_epochs = whole("num_epochs", num_epochs, 0)
         return math.inf if math.isinf(self.mu_P) else self.mu_P * self.rho**num_epochs
 
 
@@ -69,10 +70,12 @@ def linear_residuals(splitting: Splitting, r: Tensor, num_epochs: int) -> list[f
         num_epochs: T.
 
     Raises:
-        ValueError: r is no vector [n] in float64.
+        ValueError: r is no vector [n] in float64, or T is negative.
     """
+    check_float64(r=r)
     if r.shape != splitting.G.shape[:1]:
         raise ValueError(f"r must be residuals [{len(splitting.G)}], got shape {list(r.shape)}")
+    num_epochs = whole("num_epochs", num_epochs, 0)
     norms = [float(r.norm())]
     for _ in range(num_epochs):
         r = splitting.apply(r)
@@ -94,13 +97,13 @@ def spectral_radius(splitting: Splitting, *, method: str = "auto") -> float:
     Raises:
         ValueError: Another method.
         ImportError: scipy is not installed and is needed.
-        RuntimeError: The sparse iteration did not converge.
+        RuntimeError: The sparse iteration failed or did not converge.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     n = len(splitting.G)
-    if len(splitting.bounds) == 1:
-        return 0.0
+    if not bool(splitting.L.any()):
+        return 0.0  # one batch, or batches that do not act on each other; ARPACK refuses A = 0
     # ARPACK finds fewer than n - 1 eigenvalues; where that is near there is nothing to gain.
     if method == "dense" or n <= (MOST_DENSE if method == "auto" else 4 * NUM_LARGEST):
         return float(torch.linalg.eigvals(splitting.iteration_matrix()).abs().max())
@@ -109,7 +112,7 @@ def spectral_radius(splitting: Splitting, *, method: str = "auto") -> float:
 
 def _arnoldi(splitting: Splitting) -> float:
     try:
-        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
     except ImportError as error:
         raise ImportError(
             f"the spectral radius for {len(splitting.G)} samples needs scipy, which is not installed: python -m pip "
@@ -135,9 +138,9 @@ def _arnoldi(splitting: Splitting) -> float:
             return_eigenvectors=False,
             v0=start,
         )
-    except ArpackNoConvergence as error:
+    except ArpackError as error:  # no convergence is one of them
         raise RuntimeError(
-            f"the Arnoldi iteration for rho(A) did not converge ({error}); take method='dense'"
+            f"the Arnoldi iteration for rho(A) failed ({error}); take method='dense'"
         ) from error
     return float(max(abs(value) for value in values))
 

@@ -48,19 +48,22 @@ def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
         ValueError: Fewer than three residuals after the first are above the floor; the message says what to do.
     """
     kept = [float(value) for value in residuals[1:]]
-    end = next((t for t, value in enumerate(kept) if not value > floor), len(kept))
+    end = _first_outside(kept, floor)
     if end < 3:
         raise ValueError(
-            f"an order needs three residuals above {floor:g} after the first step, and there are {end}: take more "
-            "steps, a smaller width, or float64"
+            f"an order needs three finite residuals above {floor:g} after the first step, and there are {end}: "
+            "take more steps, a smaller width, or float64"
         )
     return orders(kept[:end])[-1]
 
 
 def quadratic_constants(residuals: Sequence[float], *, floor: float = FLOOR) -> list[float]:
-    """Return |r_(t+1)| / |r_t|^2 of each step with a newest residual above ``floor``: C / sqrt M of formula (5)."""
+    """Return |r_(t+1)| / |r_t|^2 of each step with a newest residual above ``floor``: C / sqrt M of formula (5).
+
+    A step that began at 0 gives nan.
+    """
     r = [float(value) for value in residuals]
-    return [b / a**2 for a, b in pairwise(r) if b > floor]
+    return [b / a**2 if a > 0 else math.nan for a, b in pairwise(r) if b > floor]
 
 
 def contraction(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
@@ -70,17 +73,17 @@ def contraction(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
 
     Args:
         residuals: |f - y| before the first epoch and after each.
-        floor: What comes after the first residual at or below it is left out.
+        floor: From the first residual at or below it, or that is not finite, all are left out.
 
     Raises:
         ValueError: Fewer than two epochs are left.
     """
     r = [float(value) for value in residuals]
-    r = r[: next((t for t, value in enumerate(r) if not value > floor), len(r))]
+    r = r[: _first_outside(r, floor)]
     num_epochs = len(r) - 1
     if num_epochs < 2:
         raise ValueError(
-            f"a contraction needs at least two epochs that end above {floor:g}, got {max(num_epochs, 0)}"
+            f"a contraction needs at least two epochs that end finite and above {floor:g}, got {max(num_epochs, 0)}"
         )
     half = num_epochs // 2
     return float((r[-1] / r[half]) ** (1 / (num_epochs - half)))
@@ -90,10 +93,17 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Return the slope of log(values) against log(sizes) by least squares, e.g. -1/2 for values ~ M^(-1/2).
 
     Raises:
-        ValueError: Fewer than two different sizes, or an entry that is not above 0.
+        ValueError: Fewer than two different sizes, or an entry that is not finite and above 0.
     """
-    if len(sizes) != len(values) or len(set(sizes)) < 2 or not all(v > 0 for v in [*sizes, *values]):
+    numbers = [*sizes, *values]
+    if len(sizes) != len(values) or len(set(sizes)) < 2 or not all(0 < v < math.inf for v in numbers):
         raise ValueError(
-            "a slope needs as many values as sizes, two different sizes, and all of them above 0"
+            "a slope needs as many values as sizes, two different sizes, and all of them finite and above 0"
         )
     return statistics.linear_regression([math.log(v) for v in sizes], [math.log(v) for v in values]).slope
+
+
+def _first_outside(residuals: Sequence[float], floor: float) -> int:
+    """Return the place of the first residual that is not finite and above ``floor``; their number if all are."""
+    outside = (t for t, value in enumerate(residuals) if not floor < value < math.inf)
+    return next(outside, len(residuals))

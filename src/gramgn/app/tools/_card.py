@@ -30,11 +30,12 @@ def model_card(trained: Trained, weights: str) -> str:
     run, data = trained.run, trained.run["dataset"]
     optimizer, model = run.get("optimizer") or {}, run.get("model") or {}
     is_synthetic = data.get("kind") == "synthetic"
-    title = f"{model.get('name')} on {data.get('name')}{' (SYNTHETIC images)' if is_synthetic else ''}"
+    note = " (SYNTHETIC images)" if data.get("image_size") else " (SYNTHETIC)"
+    title = f"{model.get('name')} on {data.get('name')}{note if is_synthetic else ''}"
     parts = [
         f"# {title}",
-        f"Predicts one number, in {trained.unit}, from an image of {data.get('image_size')} x "
-        f"{data.get('image_size')} pixels. {model.get('num_parameters', 0):,} parameters, trained with "
+        f"Predicts one number, in {trained.unit}, from {_sample(trained)}. "
+        f"{model.get('num_parameters', 0):,} parameters, trained with "
         f"{optimizer.get('name')} by the reference implementation of Gram-Gauss-Newton (arXiv 1905.11675).",
         "## Data",
         *_data(trained, is_synthetic),
@@ -50,6 +51,11 @@ def model_card(trained: Trained, weights: str) -> str:
         *_terms(trained, is_synthetic),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _sample(trained: Trained) -> str:
+    size, dim = trained.run["dataset"].get("image_size"), getattr(trained.dataset(), "dim", None)
+    return f"an image of {size} x {size} pixels" if size else f"a vector of {dim or 'some'} numbers"
 
 
 def _data(trained: Trained, is_synthetic: bool) -> list[str]:
@@ -69,6 +75,8 @@ def _data(trained: Trained, is_synthetic: bool) -> list[str]:
         lines.append(
             "**All images are synthetic: drawn by a program, not photographs and not radiographs. The numbers below "
             "say nothing about real images.**"
+            if data.get("image_size")
+            else "**All samples are synthetic: drawn at random. The numbers below say nothing about real data.**"
         )
     return lines
 

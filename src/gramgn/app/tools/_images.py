@@ -67,7 +67,7 @@ def _inside(path: Path) -> Iterator[str]:
         for relative, inner, ignored in walk(path):
             if not ignored and relative.lower().endswith((*SUFFIXES, NPZ)):
                 yield from _inside(inner)
-    elif path.suffix.lower() == NPZ:
+    elif path.suffix.lower() == NPZ and path.is_file():
         yield from _in_npz(path)
     else:
         yield str(path)

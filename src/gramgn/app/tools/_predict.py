@@ -111,6 +111,8 @@ def check_out(out: Path) -> None:
         raise InputError(f"out={out} is a folder; give a file, for example out={out / 'predictions.csv'}")
     if not out.parent.is_dir():
         raise InputError(f"out={out}: there is no folder {out.parent}; make it first")
+    if out.exists() and not out.is_file():
+        raise InputError(f"out={out} is no regular file; give a file")
     if out.exists():
         with out.open("rb") as file:
             first = file.readline(200).decode("utf-8", "replace").strip()
@@ -124,15 +126,24 @@ def _decoded(
     trained: Trained, dataset: Any, paths: Sequence[str], workers: int | None
 ) -> Iterator[tuple[str, Decoded | str]]:
     """Decode images in order, files and arrays each with their own decoder."""
-    for in_npz, group in groupby(paths, key=lambda path: f"{NPZ}#" in path):
-        decoder = _decoder(trained, dataset, in_npz)
+    for (is_special, in_npz), group in groupby(paths, key=_kind):
         some = list(group)
+        if is_special:
+            yield from ((path, "is no regular file") for path in some)
+            continue
+        decoder = _decoder(trained, dataset, in_npz)
         # Absolute: what a decoder of a user's own class joins to its root stays what it is.
         items = [Item(path, f"{Path.cwd() / path}", 0.0) for path in some]
         files = {file for file in map(file_of, some) if file.is_file()}
         num_bytes = sum(file.stat().st_size for file in files)
         for item, result in decode_all(decoder, items, num_bytes, workers):
             yield item.key, result if isinstance(result, Decoded) else result.removeprefix(f"{item.path}: ")
+
+
+def _kind(path: str) -> tuple[bool, bool]:
+    """Say whether a path is a pipe or a device, reading which may wait for ever, and whether it is in an array."""
+    file = file_of(path)
+    return file.exists() and not file.is_file(), f"{NPZ}#" in path
 
 
 def _decoder(trained: Trained, dataset: Any, in_npz: bool) -> Decoder:

@@ -27,9 +27,8 @@ def snippet(trained: Trained, weights: str) -> str:
         *sorted({"import torch", *(line for line in (*imports, model_import) if line.startswith("import "))}),
         *sorted(line for line in (*imports, model_import) if line.startswith("from ")),
         "",
-        f"model = {model}",
+        f"model = {model}.to({dtype}).eval()",
         f'model.load_state_dict(torch.load("{weights}", map_location="cpu", weights_only=True))',
-        f"model = model.to({dtype}).eval()",
         "",
         *pixels,
     ]
@@ -84,6 +83,11 @@ def _pixels(trained: Trained, dataset: Any) -> tuple[list[str], list[str]]:
     if own in (ImageDataset.decoder, RetinaMNIST.decoder):
         return ["from gramgn.data import load_image"], [
             f'pixels = load_image("image.png", {size}, resize="{dataset.resize}", channels={channels})'
+        ]
+    if not channels and hasattr(dataset, "sample_shape"):
+        return ["import numpy"], [
+            "# One sample as the data set makes it; zeros stand here for its numbers.",
+            f"pixels = numpy.zeros({tuple(dataset.sample_shape(size))})",
         ]
     shape = f"({channels}, {size}, {size})" if channels else "..."
     return ["import numpy"], [

@@ -279,6 +279,8 @@ def _model(
     model: nn.Module = build("model", config["model"])
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model._target_={config['model']['_target_']} did not make a torch.nn.Module")
+    # Before the weights come: a float32 network would round those of a float64 run.
+    model = model.to(getattr(torch, settings.dtype))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -287,7 +289,7 @@ def _model(
             f"the weights of {folder.path} do not fit {config['model']['_target_']} as it is now: "
             f"{problems[0]:.200} Use the version of it that trained the run"
         ) from error
-    model = model.to(device, getattr(torch, settings.dtype)).eval()
+    model = model.to(device).eval()
     if channels_last:
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.ndim == 4:
