@@ -66,10 +66,10 @@ theory: $(READY) ## watch the paper's two theorems and its cost analysis, into o
 	@$(BIN)/python scripts/theory.py
 
 figures: $(READY) ## draw finished runs and the theory into outputs/figures, or RESULTS=<CSV files> into outputs/results/figures
-	@$(BIN)/python scripts/make_figures.py $(if $(strip $(RESULTS)),--results $(RESULTS))
+	@$(BIN)/python scripts/make_figures.py $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)))
 
 report: $(READY) ## one page about all runs, outputs/report/index.html; RESULTS=<CSV files> instead of run folders
-	@$(BIN)/python scripts/make_report.py $(if $(strip $(RESULTS)),--results $(RESULTS))
+	@$(BIN)/python scripts/make_report.py $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)))
 
 bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
 	@$(BIN)/python scripts/bench_step.py --breakdown --kernels

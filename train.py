@@ -16,10 +16,13 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))  # this checkout's code, whatever is installed
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
-import hydra  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
+try:
+    import hydra
+    from omegaconf import DictConfig
 
-import gramgn.app  # noqa: E402
+    import gramgn.app
+except KeyboardInterrupt:
+    sys.exit(130)  # as later, when signals are handled
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")

@@ -33,3 +33,8 @@ def first_line(error: BaseException, longest: int = 160) -> str:
     """Return the first line of an error's text, or its kind where it has none (``EOFError``)."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:longest]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, e.g. ``"1 thread"`` or ``"2 threads"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -238,7 +238,8 @@ def test_a_step_whose_every_start_diverged(trainer: Trainer, capsys: pytest.Capt
     assert not {"rsna_ggn_fixup", "rsna_sgd_fixup", GRID, CURVES} & set(trainer.called)
     said = capsys.readouterr().err
     assert (
-        "lambda_alpha: left out: it starts from afad_ggn_fixup; its runs of seeds 0, 1, 2 diverged: nothing" in said
+        "lambda_alpha: left out: it starts from afad_ggn_fixup; its runs of seeds 0, 1, 2 diverged: nothing"
+        in said
     )
     assert "what it starts from diverged" in list_chain(LAPTOP)
 

@@ -18,7 +18,7 @@ from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, identity, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
 from gramgn.app._sweep._tasks import JobFailedError
-from gramgn.errors import ConfigError, DataError, InputError, first_line
+from gramgn.errors import ConfigError, DataError, InputError, counted, first_line
 from gramgn.optim._memory import is_out_of_memory
 from gramgn.progress import say
 from gramgn.stopping import deferred_signals
@@ -226,7 +226,7 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
     shape = "x".join(map(str, data.batch("val", slice(0, 1))[0].shape[1:]))
     return (
         f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}, {shape}]: "
-        f"{counts}; {parts.device}, {parts.config.dtype}, {torch.get_num_threads()} threads\n"
+        f"{counts}; {parts.device}, {parts.config.dtype}, {counted(torch.get_num_threads(), 'thread')}\n"
         f"run folder: {shown(job.folder)}"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 
-from gramgn.theory import rates
+from gramgn.theory.rates import __file__ as _rates_file
 from gramgn.tracking.records import write_atomic
 
 NAME = "inputs.json"
@@ -60,7 +60,7 @@ def is_fresh(kept: Any, inputs: str, paths: list[Path]) -> bool:
 def code_version() -> str:
     """Return a hash of the drawing code and matplotlib's version: another look means drawing again."""
     found = hashlib.sha256(matplotlib.__version__.encode())
-    for path in [*sorted(Path(__file__).parent.rglob("*.py")), Path(rates.__file__)]:
+    for path in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_rates_file)]:
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

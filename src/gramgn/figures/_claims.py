@@ -142,7 +142,8 @@ def _ahead(figures: FigureSet, family: str) -> list[Claim]:
     for what, score in (("epoch", ratio_at_last_epoch), ("second", ratio_at_equal_time)):
         at = "at the last epoch that all have" if what == "epoch" else "when the first of them ends"
         measured = Measurement(
-            f"training loss of the better SGD over GGN's, {at}", paired(figures, family, score("train_loss"))
+            f"training loss of the better SGD over GGN's, {at} (0: GGN has none or diverged)",
+            paired(figures, family, score("train_loss")),
         )
         found.append(
             _claim(

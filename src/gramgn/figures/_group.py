@@ -236,12 +236,13 @@ def file_name(text: str) -> str:
 def _title(run: Run) -> str:
     dataset = run.part("dataset")
     parts = [str(dataset.get("name") or "unnamed data")]
-    if dataset.get("kind") == "synthetic":
-        parts.append("SYNTHETIC images")
-    if size := dataset.get("image_size"):
+    size = dataset.get("image_size")
+    kind = "SYNTHETIC" if dataset.get("kind") == "synthetic" else str(dataset.get("kind"))
+    parts.append(f"{kind} {'images' if size else 'vectors'}")
+    if size:
         parts.append(f"{size}×{size} pixels")
     if run.num_images:
-        parts.append(f"{run.num_images:,} images")
+        parts.append(f"{run.num_images:,} {'images' if size else 'vectors'}")
     if run.scale:
         parts.append(f"{run.scale} scale")
     return ", ".join(parts)

@@ -106,12 +106,17 @@ def _check_header(names: list[str], path: Path) -> None:
         return
     missing = [name for name in RESULT_COLUMNS if name not in names]
     unknown = [name for name in names if name not in RESULT_COLUMNS]
-    faults = [f"it lacks {', '.join(missing)}"] if missing else []
-    faults += [f"it has {', '.join(map(repr, unknown))}, unknown here"] if unknown else []
+    faults = [f"it lacks {_few(missing)}"] if missing else []
+    faults += [f"it has {_few(list(map(repr, unknown)))}, unknown here"] if unknown else []
     raise InputError(
         f"{path} is not a results file: {'; '.join(faults) or 'its columns are in another order, or doubled'}. "
         "The columns are described in outputs/results/README.md; scripts/export_results.py writes them."
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
 
 
 def _parse(cells: list[str], place: str) -> dict[str, Any]:

@@ -166,7 +166,8 @@ def other_grids(runs: Iterable[Run], unfinished: Sequence[Run]) -> list[tuple[st
     """
 
     def key(run: Run) -> str:
-        names = json.dumps([run.part("dataset").get("name"), run.scale, run.sweep, device_name(run)])
+        # Not by sweep: a cell that was repeated in another one is still a cell of this grid.
+        names = json.dumps([run.part("dataset").get("name"), run.scale, device_name(run)])
         return names + run.data_key + run.setting_key(LAM, ALPHA, "threads")
 
     found: list[tuple[str, Grid]] = []
@@ -175,9 +176,7 @@ def other_grids(runs: Iterable[Run], unfinished: Sequence[Run]) -> list[tuple[st
         if min(len({lam for lam, _ in pairs}), len({alpha for _, alpha in pairs})) < 2:
             continue
         first = joined[0]
-        same = [
-            run for run in unfinished if run.sweep == first.sweep and is_placed(run) and _is_of(run, first)
-        ]
+        same = [run for run in unfinished if is_placed(run) and _is_of(run, first)]
         name = file_name(f"{first.part('dataset').get('name')}-{first.scale}-{first.optimizer}-{first.model}")
         taken = sum(stem == name or stem.startswith(f"{name}-") for stem, _ in found)
         found.append((f"{name}-{taken + 1}" if taken else name, _grid_of(joined, same)))

@@ -66,7 +66,7 @@ def make_report(
             found.source,
         ),
     )
-    report(f"{len(found.entries)} runs, {len(found.problems)} of them listed as not ended well")
+    report(f"{len(found.entries)} runs; {len(found.problems)} jobs listed as not ended well")
     return out
 
 

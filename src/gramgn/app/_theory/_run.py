@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gramgn.errors import InputError
+from gramgn.errors import InputError, counted
 from gramgn.figures import Theory, TheoryRun, read_theory, write_theory
 from gramgn.malloc import keep_freed_blocks
 from gramgn.progress import say, track
@@ -111,5 +111,6 @@ def _tell_kept(study: str, count: int, versions: set[str], machine: Machine) -> 
 def _machine() -> Machine:
     state = git_state(repository())
     commit = (state["commit"] or "unknown")[:12] + ("+" if state["dirty"] else "")
-    threads = torch.get_num_threads()
-    return Machine(f"{processor_name()}, {threads} threads", torch.__version__, commit)
+    return Machine(
+        f"{processor_name()}, {counted(torch.get_num_threads(), 'thread')}", torch.__version__, commit
+    )

@@ -29,14 +29,12 @@ def is_theory_file(path: Path) -> bool:
 
 
 def find_theory(folder: Path) -> list[Path]:
-    """Return the theory's files that ``make theory`` wrote into ``theory/`` of a folder such as ``outputs/``.
+    """Return the theory's files in a folder, or in its ``theory/``, where ``make theory`` writes below ``outputs/``.
 
     What has their names is one of them, however damaged it is.
     """
-    own = folder if folder.absolute().name == FOLDER else folder / FOLDER
-    return [
-        path for path in sorted(own.glob("*.csv")) if path.match(f"{FOLDER}_*.csv") or is_theory_file(path)
-    ]
+    files = [*sorted(folder.glob("*.csv")), *sorted((folder / FOLDER).glob("*.csv"))]
+    return [path for path in files if path.match(f"{FOLDER}_*.csv") or is_theory_file(path)]
 
 
 def read_theory(paths: Iterable[Path], *, omitted: list[str] | None = None) -> Theory:
