@@ -36,7 +36,7 @@ def figures(published: Theory) -> dict[str, Figure]:
         study: [run for run in published.runs if run.setting.study == study]
         for study in ("quadratic", "cyclic", "methods")
     }
-    with house_style():
+    with house_style(math=True):
         found = {
             "T1": draw_quadratic(studies["quadratic"]),
             "T2": draw_widths(studies["quadratic"]),

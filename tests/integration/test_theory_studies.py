@@ -345,5 +345,5 @@ def test_two_kinds_are_two_files(tmp_path: Path, made: tuple[Path, str]) -> None
     found = read_theory(sorted(made[0].glob("*.csv")))
     with pytest.raises(ValueError, match="two files"):
         write_theory(found, tmp_path / "both.csv")
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="there is no results file"):
         read_theory([tmp_path / "none.csv"])

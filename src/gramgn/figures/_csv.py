@@ -29,7 +29,7 @@ def read_lines(path: Path, what: str, remedy: str) -> Iterator[tuple[list[str], 
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
+        raise InputError(f"there is no results file {path}") from error
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
