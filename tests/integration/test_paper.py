@@ -111,7 +111,7 @@ def test_one_signal_stops_the_chain_and_the_same_command_completes_it(
     assert len(before) == 3
     listed = stubbed.script("scripts/paper.py", "--list")
     assert listed.returncode == 0
-    assert "69 jobs, 3 done" in listed.stdout
+    assert "149 jobs, 3 done" in listed.stdout
     again = stubbed.script("scripts/paper.py")
     assert again.returncode == 0, again.stderr
     assert again.stdout == ""
