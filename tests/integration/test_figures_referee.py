@@ -150,7 +150,7 @@ def test_published_commands_give_make_all_their_files(repository: Path) -> None:
             cwd=repository,
         )
         shown = subprocess.run(
-            ["make", "-n", f"VENV={sys.prefix}", "figures", expanded.stdout],
+            ["make", "-n", "--no-print-directory", f"VENV={sys.prefix}", "figures", expanded.stdout],
             capture_output=True,
             text=True,
             check=True,

@@ -179,7 +179,7 @@ def test_a_sweep_without_a_finished_cell_and_a_damaged_one(tmp_path: Path) -> No
     (waiting / "sweep.json").write_text(json.dumps({"format": 1, "cells": [{"folder": "a"}]}))
     assert upload_summary(waiting, draw, OFFLINE).state == "left out"
     (waiting / "sweep.json").write_text("{")
-    with pytest.raises(InputError, match=r"cannot read .*sweep\.json"):
+    with pytest.raises(InputError, match=r"sweep\.json is damaged"):
         upload_summary(waiting, draw, OFFLINE)
 
 

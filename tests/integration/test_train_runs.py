@@ -62,13 +62,19 @@ def test_a_finished_sweep_is_kept(call: Call, house: House, capsys: pytest.Captu
 
 def test_names_of_jobs_are_short_and_safe(call: Call, house: House) -> None:
     """H32: many overrides, a path and odd characters; all of them stand in run.json."""
-    odd = [*SMALL, "name='a b/../c'", *(f"+recipe.{key}=8" for key in ("alpha", "sgd_lr")), "seed=1,2"]
+    odd = [
+        *SMALL,
+        "+recipe.warm_start='a b/../c','d/e'",
+        *(f"+recipe.{key}=8" for key in ("alpha", "sgd_lr")),
+        "seed=1,2",
+    ]
     assert call(*odd, multirun=True) == 0
     for folder in house.runs():
         assert len(folder.name) <= 70
         assert "/" not in folder.parent.name
         assert folder.parent.parent == house.root / "outputs" / "sweeps"
-        assert "name=a b/../c" in [entry.replace("'", "") for entry in read_run(folder)["overrides"]]
+        told = [entry.replace("'", "") for entry in read_run(folder)["overrides"]]
+        assert {"+recipe.warm_start=a b/../c", "+recipe.warm_start=d/e"} & set(told)
 
 
 @pytest.mark.parametrize("optimizer", ["ggn", "sgd"])
