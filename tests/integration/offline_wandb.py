@@ -53,13 +53,21 @@ def make_run(path: Path, **entries: Any) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def read_back(root: Path) -> list[dict[str, Any]]:
-    """Return the records of all ``.wandb`` files under a folder, oldest file first, by W&B's own reader."""
-    records = []
-    for file in sorted(root.rglob("*.wandb"), key=lambda path: path.stat().st_mtime_ns):
+    """Return the records of all ``.wandb`` files under a folder, by W&B's own reader, in the order the runs began.
+
+    Not by the files' times: W&B's own process closes a file when it likes.
+    """
+    found = []
+    for file in sorted(root.rglob("*.wandb")):
         command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        records += [json.loads(line) for line in done.stdout.splitlines()]
-    return records
+        found.append([json.loads(line) for line in done.stdout.splitlines()])
+    return [record for records in sorted(found, key=_began) for record in records]
+
+
+def _began(records: list[dict[str, Any]]) -> str:
+    """Return when a run began, as ISO 8601 in UTC; a file without a run comes first."""
+    return min((record["run"]["start_time"] for record in records if record["type"] == "run"), default="")
 
 
 def history(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
