@@ -253,3 +253,19 @@ def test_any_grid_over_lambda_and_alpha_is_a_heatmap(tmp_path: Path) -> None:
     for alpha in (0.1, 1.0, 10.0):
         add_run(row / f"{alpha}", [1.0], settings={"lam": 1.0, "alpha": alpha}, dataset=RSNA)
     assert not [drawing for drawing in drawings(load_runs(row), report=lambda line: None) if drawing.grid]
+
+
+def test_a_cell_repeated_in_another_sweep_is_still_of_the_grid(tmp_path: Path) -> None:
+    """The later twin replaces the run, not its place."""
+    for place, (lam, alpha) in enumerate([(0.5, 0.1), (0.5, 1.0), (1.0, 0.1), (1.0, 1.0)]):
+        settings = {"lam": lam, "alpha": alpha, "damping_convention": "mean"}
+        add_run(tmp_path / "grid" / str(place), [1.0, 0.5], settings=settings, dataset=RSNA)
+    twin = add_run(
+        tmp_path / "seeds" / "0", [1.0, 0.5], settings=settings, dataset=RSNA, choices={"sweep": "seeds"}
+    )
+    edit(twin.path, starts=[{"time_utc": "2999-01-01T00:00:00Z", "git": {}}])
+    loaded = load_runs(tmp_path)
+    assert any("repeated later" in line for line in loaded.omitted)
+    (drawing,) = [each for each in drawings(loaded, report=lambda line: None) if each.grid]
+    assert drawing.grid is not None
+    assert drawing.grid.cell(1.0, 1.0).loss == 0.5

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from theory_rows import SETTING
 
 from gramgn.app._theory import SMOKE, run_studies
 from gramgn.errors import InputError
 from gramgn.figures import (
     Epoch,
-    Setting,
     Theory,
     TheoryRun,
     drawings,
@@ -26,29 +26,6 @@ from gramgn.figures import (
     write_theory,
 )
 
-SETTING = Setting(
-    study="quadratic",
-    method="ggn",
-    order="cyclic",
-    dataset="sphere, wave targets",
-    kind="synthetic",
-    activation="erf",
-    n=100,
-    d=20,
-    M=128,
-    b=100,
-    lam=1.0,
-    alpha=0.0,
-    lr=None,
-    seed=0,
-    epochs=3,
-    lambda_0=0.1,
-    kernel_gap=0.5,
-    rho=0.0,
-    device="a processor",
-    torch="2.0",
-    git="0123456789ab",
-)
 RESIDUALS = [0.9, 0.3, 0.03, 0.0003]
 
 

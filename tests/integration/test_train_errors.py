@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from house import BLOBS, SMALL, Call, House, read_run
+from torch import nn
+
+from gramgn.app._job import _probe
+from gramgn.app._sweep._tasks import JobFailedError
+from gramgn.training import TrainerConfig
 
 CASES = {
     "a misspelt key": (["optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'optimizer.lam'"]),
@@ -128,6 +138,49 @@ def test_a_reader_that_leaves_does_not_fail_the_run(house: House) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert read_run(house.runs()[0])["state"] == "done"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")])
+def test_streams_that_a_shell_closed(house: House, closed: str, sweep: tuple[str, ...]) -> None:
+    """Nobody hears what is said; the records are written all the same."""
+    words = [sys.executable, str(house.root / "train.py"), *BLOBS, *sweep, *SMALL]
+    command = f"{shlex.join(words)} {closed}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=house.root, env=house.environment(), capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done
+    assert [read_run(folder)["state"] for folder in house.runs()] == ["done"] * (2 if sweep else 1)
+
+
+def test_ctrl_c_while_importing(house: House, tmp_path: Path) -> None:
+    """Before any handler stands: no traceback, and the exit code of an interruption."""
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "hydra.py").write_text("raise KeyboardInterrupt\n")
+    done = house.run(*SMALL, PYTHONPATH=str(tmp_path / "early"))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_axis_that_is_no_key(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said as for a single run; two sweeps apart would not help."""
+    assert call(*SMALL, "sead=0,1", multirun=True) == 2
+    message = capsys.readouterr().err
+    assert "there is no 'sead'" in message
+    assert "seed" in message
+    assert "Sweep apart" not in message
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_memory_that_runs_out_is_called_so(error: Exception) -> None:
+    """Not a wrong shape: the network is tried on two samples before there is a run."""
+
+    class Greedy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise error
+
+    dataset = SimpleNamespace(channels=3)
+    with pytest.raises(JobFailedError, match="memory ran out"):
+        _probe(Greedy(), dataset, TrainerConfig(image_size=8), torch.device("cpu"))
 
 
 def test_a_working_directory_that_is_gone(house: House, tmp_path: Path) -> None:

@@ -103,7 +103,6 @@ STEPS = (
         f"sweep={GRID}",
         "rsna",
         "ggn",
-        seeds=SEEDS[:1],
         warm_start="afad_ggn_fixup",
         cells=NUM_LAMBDAS * NUM_ALPHAS,
     ),

@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from gramgn.errors import counted
+
 from ._axes import time_unit, value_scale
 from ._draw import draw_curves, legend_handle
 from ._draw_grid import draw_grid
@@ -113,6 +115,6 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
         notes.append("×: diverged")
     threads = {run.own_settings["threads"] for curve in comparison.curves for run in curve.runs}
     device = comparison.device + "".join(
-        f", {count:g} thread{'s' if count != 1 else ''}" for count in threads if isinstance(count, float)
+        f", {counted(int(count), 'thread')}" for count in threads if isinstance(count, float)
     )
     return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]

@@ -47,15 +47,13 @@ class Loaded:
 
 
 def load_runs(*roots: Path) -> Loaded:
-    """Read all runs under some folders, and the theory's files in their folder ``theory``.
+    """Read all runs under some folders, and the theory's files in them and in their folder ``theory``.
 
-    A run is shown if it is done or diverged and its metrics are whole. Of several runs with the same settings
-    and seed the newest is shown.
+    A run is shown if it is done or diverged and its metrics are whole; a damaged file of the theory is left out as
+    well. Of several runs with the same settings and seed the newest is shown.
 
     Args:
         *roots: Folders to search, to any depth. Paths are relative to the folder they have in common.
-
-    A damaged file is left out, as a damaged run is.
     """
     base = Path(os.path.commonpath([Path(root).absolute() for root in roots]))
     folders = {folder.path: folder for root in roots for folder in find_runs(root)}

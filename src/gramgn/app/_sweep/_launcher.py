@@ -19,8 +19,7 @@ from gramgn.app._sweep._grammar import parse, text_of
 from gramgn.app._sweep._options import read_options
 from gramgn.app._sweep._review import FINISHED
 from gramgn.app._sweep._session import Sweep
-from gramgn.app._sweep._tasks import Cell
-from gramgn.app._sweep._tasks import JobFailedError as JobFailedError
+from gramgn.app._sweep._tasks import Cell, JobFailedError
 from gramgn.errors import ConfigError
 from gramgn.progress import say
 from gramgn.stopping import deferred_signals

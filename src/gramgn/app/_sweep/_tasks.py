@@ -11,7 +11,7 @@ OUTPUT_FILE = "output.log"
 
 
 class JobFailedError(Exception):
-    """A job failed, and that ends the sweep (``on_failure=stop``, or a search that lost too many trials)."""
+    """A job failed, before it has a folder or so that the sweep ends (``on_failure=stop``, a search without trials)."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gramgn.bench import Parts, Settings, Shape, time_parts
-from gramgn.data import Sphere
 from gramgn.figures import Cost, Epoch, Setting, TheoryRun
 from gramgn.models import TwoLayer
 from gramgn.theory import (
@@ -52,8 +51,7 @@ def measure(case: Case, machine: Machine) -> TheoryRun:
         case: What to run.
         machine: What stands in every row.
     """
-    data = Sphere(dim=case.d, num_points=case.n, seed=case.seed)
-    loaded = data.load(0)
+    loaded = case.data.load(0)
     rows = loaded.split == "train"
     x, y = torch.from_numpy(loaded.images[rows]), torch.from_numpy(loaded.targets[rows])
     with torch.random.fork_rng(devices=[]):
@@ -76,19 +74,20 @@ def measure(case: Case, machine: Machine) -> TheoryRun:
         step=step,
         seed=case.seed,
     )
+    lam, alpha = case.damping
     setting = Setting(
         study=case.study,
         method=case.method,
         order=case.order,
-        dataset=f"{data.name}, {data.targets} targets",
-        kind=data.kind,
+        dataset=case.dataset,
+        kind=case.data.kind,
         activation=case.activation,
         n=case.n,
         d=case.d,
         M=case.M,
-        b=case.n if case.b is None else case.b,
-        lam=case.lam if case.method == "ggn" else None,
-        alpha=case.alpha if case.method == "ggn" else None,
+        b=case.batch_size,
+        lam=lam,
+        alpha=alpha,
         lr=predicted.lr,
         seed=case.seed,
         epochs=case.epochs,

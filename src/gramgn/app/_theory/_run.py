@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gramgn.errors import InputError, counted
-from gramgn.figures import Theory, TheoryRun, read_theory, write_theory
+from gramgn.figures import Theory, read_theory, write_theory
 from gramgn.malloc import keep_freed_blocks
 from gramgn.progress import say, track
 from gramgn.tracking import git_state, processor_name
@@ -55,7 +55,7 @@ def run_studies(studies: list[str], out: Path, *, scale: Scale = FULL, force: bo
 
 def _run_cases(study: str, file: Path, scale: Scale, machine: Machine, force: bool) -> None:
     wanted = list(cases(study, scale))
-    kept = {} if force else {_key(run): run for run in _kept(file).runs}
+    kept = {} if force else {run.setting.case: run for run in _kept(file).runs}
     _refuse_others(len(kept.keys() - {case.key for case in wanted}), "runs", file)
     found = {case.key: kept[case.key] for case in wanted if case.key in kept}
     left = [case for case in wanted if case.key not in found]
@@ -94,12 +94,6 @@ def _refuse_others(count: int, what: str, file: Path) -> None:
 
 def _kept(file: Path) -> Theory:
     return read_theory([file]) if file.exists() else Theory()
-
-
-def _key(run: TheoryRun) -> tuple[object, ...]:
-    of = run.setting
-    shape = (of.activation, of.n, of.d, of.M, of.b)
-    return (of.study, of.method, of.order, *shape, of.lam, of.alpha, of.seed, of.epochs)
 
 
 def _tell_kept(study: str, count: int, versions: set[str], machine: Machine) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gramgn.bench import Shape
+from gramgn.data import Sphere
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,31 @@ class Case:
     record_every: int = 1
 
     @property
+    def data(self) -> Sphere:
+        """The points."""
+        return Sphere(dim=self.d, num_points=self.n, seed=self.seed)
+
+    @property
+    def dataset(self) -> str:
+        """What stands in a row for the points."""
+        return f"{self.data.name}, {self.data.targets} targets"
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a batch, also where that is all."""
+        return self.n if self.b is None else self.b
+
+    @property
+    def damping(self) -> tuple[float, float] | tuple[None, None]:
+        """Lambda and alpha, of which gradient descent has none."""
+        return (self.lam, self.alpha) if self.method == "ggn" else (None, None)
+
+    @property
     def key(self) -> tuple[object, ...]:
-        """What tells a case from others: the settings of a row that are not measured."""
-        damping = (self.lam, self.alpha) if self.method == "ggn" else (None, None)
-        size = self.n if self.b is None else self.b
-        shape = (self.activation, self.n, self.d, self.M, size)
-        return (self.study, self.method, self.order, *shape, *damping, self.seed, self.epochs)
+        """What ``Setting.case`` of its row is."""
+        data = (self.dataset, self.data.kind, self.activation, self.n, self.d)
+        of = (self.study, self.method, self.order, *data, self.M, self.batch_size, *self.damping)
+        return (*of, self.seed, self.epochs)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from gramgn.app._repository import shown
 from gramgn.app._sweep._identity import path_override
 from gramgn.app.tools._chart import chart
+from gramgn.errors import counted
 from gramgn.progress import say
 from gramgn.tracking.records import Row, RunFolder
 
@@ -111,6 +112,10 @@ def _how_it_ended(folder: RunFolder, run: Mapping[str, Any], rows: Sequence[Row]
     ]
 
 
+def _threads(number: object) -> str:
+    return counted(number, "thread") if isinstance(number, int) else "threads not recorded"
+
+
 def _where_from(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     git, device, precision = _section(run, "git"), _section(run, "device"), _section(run, "precision")
     starts = run.get("starts") if isinstance(run.get("starts"), list) else []
@@ -123,7 +128,7 @@ def _where_from(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("started", f"{times[0]}{resumed}" if times else ""),
         ("code", f"git {commit[:12]}{changed}"),
         ("manifest", str(manifest or "")[:12]),
-        ("device", f"{device.get('kind')} ({device.get('name')}), {run.get('threads')} threads"),
+        ("device", f"{device.get('kind')} ({device.get('name')}), {_threads(run.get('threads'))}"),
         ("precision", _pairs(precision)),
         ("versions", _pairs(_section(run, "versions"))),
         ("id", str(run.get("id") or "")),

@@ -8,7 +8,6 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from ._comparable import comparable
 from ._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
 from ._draw_costs import draw_costs
 from ._records import STUDIES_OF_RUNS, Theory
@@ -41,7 +40,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
     Args:
         theory: The studies' rows.
     """
-    theory, _ = comparable(theory)
     quadratic, cyclic, methods = (theory.study(name) for name in STUDIES_OF_RUNS)
     found = []
     if quadratic:

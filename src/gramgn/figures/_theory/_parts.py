@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from gramgn.errors import counted
+
 from .._style import LineStyle, as_words
 from ._records import TheoryRun
 
@@ -25,11 +27,9 @@ def title_of(number: str, what: str, runs: Sequence[TheoryRun]) -> str:
     """Return one line: number, what is shown, data and whether they are synthetic, sizes, seeds."""
     first = runs[0].setting
     kind = "SYNTHETIC " if first.kind == "synthetic" else ""
-    seeds = len({run.setting.seed for run in runs})
+    seeds = counted(len({run.setting.seed for run in runs}), "seed")
     shape = f"n = {first.n}, d = {first.d}, {as_words(first.activation)}, float64"
-    return (
-        f"{number}  {what}; {kind}{as_words(first.dataset)}, {shape}; {seeds} seed{'s' if seeds > 1 else ''}"
-    )
+    return f"{number}  {what}; {kind}{as_words(first.dataset)}, {shape}; {seeds}"
 
 
 def two_panels(number: str, what: str, runs: Sequence[TheoryRun]) -> tuple[Figure, tuple[Axes, Axes]]:
