@@ -14,6 +14,7 @@ from torch import nn
 
 from gramgn.app._plan import RESUMABLE, Job, split_paths
 from gramgn.app._repository import repository
+from gramgn.damping import alpha_from_sum, alpha_to_sum
 from gramgn.tracking import git_state, portable, processor_name, start_record
 from gramgn.training import FORMER_BEHAVIOUR, Precision
 
@@ -92,8 +93,9 @@ def optimizer_record(job: Job, optimizer: torch.optim.Optimizer, batch_size: int
         convention = settings.get("damping_convention", "sum")
         record |= {"lam": float(settings["lam"]), "damping_convention": convention}
         if convention != "trace":
-            alpha_sum = float(settings["alpha"]) * (batch_size if convention == "mean" else 1)
-            record |= {"alpha_sum": alpha_sum, "alpha_mean": alpha_sum / batch_size}
+            alpha_sum = alpha_to_sum(float(settings["alpha"]), convention, num_samples=batch_size)
+            alpha_mean = alpha_from_sum(alpha_sum, "mean", num_samples=batch_size)
+            record |= {"alpha_sum": alpha_sum, "alpha_mean": alpha_mean}
     return record
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gramgn.bench._networks import MLP
+from gramgn.damping import alpha_to_sum
 from gramgn.errors import InputError
 from gramgn.models import ResNetFixup
 
@@ -105,7 +106,7 @@ class Problem:
     @property
     def alpha_sum(self) -> float:
         """The damping beside the sum J J^T."""
-        return ALPHA * self.shape.batch
+        return alpha_to_sum(ALPHA, "mean", num_samples=self.shape.batch)
 
     def copied(self, channels_last: bool = False) -> tuple[nn.Module, Tensor]:
         """Return a copy of the network, and the inputs, in the memory format that is asked for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CONVENTIONS = ("sum", "mean", "trace")
+from gramgn.damping import sum_scale
 
 
 def warmed_up(alpha: float, num_steps: int, warmup_steps: int, factor: float) -> float:
@@ -63,17 +63,14 @@ def beside_sum(
     Args:
         alpha: By group, as configured.
         weight_decay: By group, as configured; 0 where it is decoupled.
-        convention: ``"sum"``: alpha as the paper prints its formula (Algorithm 1 of arXiv 1905.11675).
-            ``"mean"``: beside the mean J J^T / b, which goes with the mean square loss: alpha_sum = alpha b.
-            ``"trace"``: relative to the mean eigenvalue of G, so that rescaling the outputs changes nothing,
-            as in Marquardt (1963) and the factored damping of Martens and Grosse (2015, section 6.3). Weight
-            decay belongs to what is minimised and not to the step, so it stands beside the mean there.
+        convention: See ``gramgn.damping``. With ``"trace"``, weight decay is relative to the mean: it belongs to
+            what is minimised and not to the step.
         first: The first group that has something to train.
         num_samples: b, the samples in this batch (not rows: also for several outputs).
         mean_eigenvalue: trace(G) / n, over all groups and n rows.
     """
-    of_alpha = {"sum": 1.0, "mean": float(num_samples), "trace": mean_eigenvalue}[convention]
-    of_decay = 1.0 if convention == "sum" else float(num_samples)
+    of_alpha = sum_scale(convention, num_samples=num_samples, mean_eigenvalue=mean_eigenvalue)
+    of_decay = sum_scale("sum" if convention == "sum" else "mean", num_samples=num_samples)
     return Damping(
         tuple(value * of_alpha for value in alpha), tuple(value * of_decay for value in weight_decay), first
     )

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gramgn.damping import CONVENTIONS
 from gramgn.optim._checks import check_choice, check_flag, check_keys, check_number, check_whole
-from gramgn.optim._damping import CONVENTIONS, Damping, beside_sum, warmed_up
+from gramgn.optim._damping import Damping, beside_sum, warmed_up
 
 OF_GROUP = ("lr", "alpha", "weight_decay")
 OF_ALL = (

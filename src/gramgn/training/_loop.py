@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
 from gramgn.stopping import StopAtOnce, StopFlag, StopRequested
@@ -287,7 +288,7 @@ class Trainer:
         """Return what the last step's alpha is beside the sum of G, for a whole batch."""
         if meter.alpha is None or convention == "trace":
             return meter.alpha_sum
-        return meter.alpha * self._batch_size if convention == "mean" else meter.alpha
+        return alpha_to_sum(meter.alpha, convention, num_samples=self._batch_size)
 
     def _add_evaluation(self, row: dict[str, Any], stop: StopFlag) -> None:
         splits = ("val", "test", "train") if self.config.eval_train else ("val", "test")
