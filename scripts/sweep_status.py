@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError, nearest  # noqa: E402
-from gramgn.tracking.records import CellStatus, SweepFolder, count_states, find_sweeps  # noqa: E402
+from gramgn.records import CellStatus, SweepFolder, count_states, find_sweeps  # noqa: E402
 
 SWEEPS = ROOT / "outputs" / "sweeps"
 

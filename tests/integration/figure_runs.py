@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gramgn.tracking.records import RunFolder
-from gramgn.tracking.records._metrics import HEADER, format_row
+from gramgn.records import RunFolder
+from gramgn.records.metrics import HEADER, format_row
 
 LAMS = (0.25, 0.5, 1, 2, 4)
 ALPHAS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gramgn.tracking.records import METRIC_COLUMNS, Row, RunFolder
+from gramgn.records import METRIC_COLUMNS, Row, RunFolder
 
 CONFIG = {"optimizer": {"name": "ggn", "lam": 1.0, "alpha": 0.3}, "seed": 1, "model": {"stages": [16, 32]}}
 HOST = "host-of-a-person"

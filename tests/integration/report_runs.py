@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 HOSTILE = "<img src=x onerror=document.title='attacked'>"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from house import BLOBS, SMALL, House, read_run, wait_until
 
-from gramgn.tracking.records import CellStatus, SweepFolder
+from gramgn.records import CellStatus, SweepFolder
 
 TINY = ("-m", *BLOBS, *SMALL, "trainer.epochs=1")
 # 48 training samples in batches of 8: six steps an epoch.

@@ -11,7 +11,7 @@ import pytest
 from figure_runs import CURVES, add_run, dataset_of
 
 from gramgn.figures import Claim, claims, claims_table, figure_sets, load_runs
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 KEYS = [
     "close_to_zero",

@@ -17,7 +17,7 @@ from gramgn.figures import (
     drawings,
     load_runs,
 )
-from gramgn.tracking.records import RunFolder, SweepFolder
+from gramgn.records import RunFolder, SweepFolder
 
 RSNA = dataset_of("rsna", "synthetic", "months")
 AFAD = dataset_of("afad", "synthetic", "years")

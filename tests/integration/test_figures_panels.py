@@ -22,7 +22,7 @@ from gramgn.figures import (
 )
 from gramgn.figures._draw_page import draw_page
 from gramgn.figures._style import house_style, line_styles
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 RSNA = dataset_of("rsna", "synthetic", "months")
 AFAD = dataset_of("afad", "synthetic", "years")

@@ -18,7 +18,7 @@ from gramgn.figures import (
     load_runs,
     make_figures,
 )
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 AFAD = dataset_of("afad", "synthetic", "years")
 

@@ -21,7 +21,7 @@ from gramgn.figures._group import compare
 from gramgn.figures._style import house_style
 from gramgn.figures._theory._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
 from gramgn.figures._theory._draw_costs import draw_costs
-from gramgn.tracking.records import find_runs
+from gramgn.records import find_runs
 
 
 @pytest.fixture(scope="module")

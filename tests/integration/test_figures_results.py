@@ -24,7 +24,7 @@ from gramgn.figures import (
     summary_table,
     write_results,
 )
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 AFAD = dataset_of("afad", "synthetic", "years")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT / "src"))
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
 step = given["name"].split("-")[-1]

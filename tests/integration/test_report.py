@@ -13,8 +13,8 @@ import pytest
 from report_runs import HOSTILE, add_paper, add_run
 
 from gramgn.figures import load_runs, write_results
+from gramgn.records import SweepFolder
 from gramgn.report import make_report
-from gramgn.tracking.records import SweepFolder
 
 _VOID = {"meta", "link", "img", "br", "input"}
 

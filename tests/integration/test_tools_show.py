@@ -15,7 +15,7 @@ from house import SMALL, House, read_run
 from trained_runs import copy_of, tool, train
 
 from gramgn.app.tools._chart import chart
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,8 @@ from offline_wandb import (
 )
 
 from gramgn.errors import InputError
+from gramgn.records import RunFolder
 from gramgn.tracking import UploadOptions, WandbMirror, find_uploads, upload_all, upload_run
-from gramgn.tracking.records import RunFolder
 
 OFFLINE = UploadOptions(mode="offline")
 

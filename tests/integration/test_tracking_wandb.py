@@ -29,8 +29,8 @@ from offline_wandb import (
 )
 
 from gramgn.errors import ConfigError
+from gramgn.records import RunFolder
 from gramgn.tracking import WandbMirror
-from gramgn.tracking.records import RunFolder
 
 
 def test_the_offline_file_holds_every_row_of_metrics_csv(
@@ -190,7 +190,7 @@ def test_a_mirror_that_fails_does_not_stop_training(
 TRAIN = """
 import sys
 from gramgn.tracking import WandbMirror
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 folder = RunFolder.open(sys.argv[1])
 mirror = WandbMirror.start(folder, folder.read_run(), mode="online", init_timeout_s=3.0, finish_timeout_s=3.0)
 folder.update_run(wandb=mirror.record)

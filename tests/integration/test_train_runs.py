@@ -11,7 +11,7 @@ import torch
 from house import BLOBS, REPOSITORY, SMALL, Call, House, losses, read_rows, read_run
 from offline_wandb import as_metrics_row, exit_codes, history, read_back, stored_config
 
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 
 
 def test_a_sweep_of_two_optimizers(house: House) -> None:

@@ -13,7 +13,7 @@ from gramgn.app import set_repository
 from gramgn.app._resolvers import choose_alpha, register_run_resolvers
 from gramgn.app._schema import plain
 from gramgn.errors import ConfigError, InputError
-from gramgn.tracking.records import RunFolder, SweepFolder
+from gramgn.records import RunFolder, SweepFolder
 
 MODEL = {"_target_": "gramgn.models.ResNetFixup", "depth": 14}
 SOURCE = "fig1/afad_ggn_fixup"

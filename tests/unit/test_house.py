@@ -16,20 +16,20 @@ ALLOWED = {
     "optim": set(),
     "models": set(),
     "data": set(),
-    "tracking.records": set(),
-    "tracking": {"tracking.records"},
-    "training": {"optim", "tracking.records"},
+    "records": set(),
+    "tracking": {"records"},
+    "training": {"optim", "records"},
     "theory.rates": set(),
     "theory": {"optim", "models", "theory.rates"},
     "bench": {"optim", "models"},
-    "figures": {"tracking.records", "theory.rates"},
-    "report": {"figures", "tracking.records"},
+    "figures": {"records", "theory.rates"},
+    "report": {"figures", "records"},
     "app": {
         "optim",
         "models",
         "data",
         "tracking",
-        "tracking.records",
+        "records",
         "training",
         "figures",
         "theory",
@@ -42,7 +42,10 @@ ONLY_IN = {
     "omegaconf": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),
     "wandb": ("src/gramgn/tracking/_wandb.py",),
     "matplotlib": ("src/gramgn/figures/",),
-    "pandas": ("src/gramgn/figures/", "src/gramgn/data/"),
+    "pandas": tuple(
+        f"src/gramgn/{name}/" for name in ("records", "tracking", "figures", "report", "data", "app")
+    )
+    + ("scripts/",),
     "PIL": ("src/gramgn/data/", "scripts/"),
     "scipy": ("src/gramgn/theory/",),
     "sklearn": ("src/gramgn/data/",),
@@ -79,7 +82,7 @@ def package_of(dotted: str) -> str | None:
     ):
         return None
     # Parts that need no torch, for figures and status.
-    return ".".join(parts[1:3]) if parts[1:3] in (["tracking", "records"], ["theory", "rates"]) else parts[1]
+    return ".".join(parts[1:3]) if parts[1:3] == ["theory", "rates"] else parts[1]
 
 
 def modules(repository: Path) -> list[tuple[Path, str]]:

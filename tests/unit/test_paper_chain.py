@@ -16,8 +16,8 @@ from gramgn.app._paper import CURVES, GRID, NUM_ALPHAS, NUM_CURVES, NUM_LAMBDAS,
 from gramgn.app._paper_run import check_overrides, list_chain, missing_data, run_chain
 from gramgn.app._paper_state import duration, estimate_s, headline, progress
 from gramgn.errors import ConfigError, DataError, InputError
+from gramgn.records import RunFolder, SweepFolder
 from gramgn.stopping import StopRequested
-from gramgn.tracking.records import RunFolder, SweepFolder
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAPTOP = Chain(SCALES["laptop"], "synthetic")

@@ -17,7 +17,7 @@ from gramgn.app._sweep._launcher import check_place
 from gramgn.app._sweep._review import review
 from gramgn.app._sweep._tasks import Cell
 from gramgn.errors import ConfigError, InputError
-from gramgn.tracking.records import RunFolder, SweepFolder
+from gramgn.records import RunFolder, SweepFolder
 
 CONFIG: dict[str, Any] = {
     "seed": 0,

@@ -15,7 +15,7 @@ from gramgn.app._sweep._display import Display, Outcome, closing_table, duration
 from gramgn.app._sweep._identity import config_hash, differing, identifying, override_key
 from gramgn.app._sweep._options import Options, gpus_to_hand_out, num_cores, read_options
 from gramgn.errors import ConfigError, InputError
-from gramgn.tracking.records import RunFolder, SweepFolder, count_states, find_sweeps, varying
+from gramgn.records import RunFolder, SweepFolder, count_states, find_sweeps, varying
 
 CONFIG = {
     "seed": 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gramgn.tracking import git_state, portable, start_record, versions
+from gramgn.records import git_state, portable, start_record, versions
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -74,7 +74,7 @@ def test_a_git_that_hangs_is_left_after_a_few_seconds(
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr("gramgn.tracking._provenance._GIT_SECONDS", 0.2)
+    monkeypatch.setattr("gramgn.records.provenance._GIT_SECONDS", 0.2)
     assert git_state(repo)["note"] == "git took longer than 0.2 s"
 
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import (
+from gramgn.records import (
     INTEGER_COLUMNS,
     METRIC_COLUMNS,
     RunFolder,
@@ -215,7 +215,7 @@ def test_of_many_starts_in_one_folder_one_gets_it(tmp_path: Path) -> None:
 
 def test_two_processes_cannot_write_one_run(folder: RunFolder) -> None:
     code = (
-        "import sys; from gramgn.tracking.records import RunFolder\n"
+        "import sys; from gramgn.records import RunFolder\n"
         "with RunFolder(sys.argv[1]).lock(): print('got it')"
     )
     command = [sys.executable, "-c", code, str(folder.path)]
@@ -246,7 +246,7 @@ def test_runs_are_found_at_any_depth(tmp_path: Path) -> None:
 
 def test_records_import_nothing_heavy() -> None:
     code = (
-        "import sys, gramgn.tracking.records, gramgn.tracking\n"
+        "import sys, gramgn.records, gramgn.tracking\n"
         "print([m for m in ('torch', 'wandb', 'hydra', 'numpy', 'pandas', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run(

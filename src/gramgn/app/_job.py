@@ -21,8 +21,8 @@ from gramgn.app._sweep._tasks import JobFailedError
 from gramgn.errors import ConfigError, DataError, InputError, counted, first_line
 from gramgn.optim._memory import is_out_of_memory
 from gramgn.progress import say
+from gramgn.records import RunFolder
 from gramgn.stopping import deferred_signals
-from gramgn.tracking.records import RunFolder
 from gramgn.training import (
     Clock,
     Diverged,

@@ -11,7 +11,7 @@ from typing import Any
 from gramgn.app._paper import Chain, Step
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.tracking.records import SweepFolder, find_runs
+from gramgn.records import SweepFolder, find_runs
 
 LAUNCHER_S = 5.0  # starting a step's process and the first of its jobs
 OLD_PACE_S = 30.0  # estimated seconds of finished jobs from which on their real time corrects the estimate

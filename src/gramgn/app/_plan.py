@@ -11,8 +11,7 @@ from typing import Any
 from gramgn.app._repository import absolute, repository
 from gramgn.app._schema import check_entries
 from gramgn.errors import ConfigError, InputError, first_line
-from gramgn.tracking import portable
-from gramgn.tracking.records import RunFolder, write_atomic
+from gramgn.records import RunFolder, portable, write_atomic
 
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
 LOCAL_FILE = "local.json"

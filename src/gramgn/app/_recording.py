@@ -12,9 +12,9 @@ from gramgn.app._sweep._identity import path_override
 from gramgn.app._sweep._tasks import OUTPUT_FILE
 from gramgn.errors import InputError
 from gramgn.progress import say
+from gramgn.records import Row, RunFolder, portable
 from gramgn.stopping import StopRequested
-from gramgn.tracking import WandbMirror, portable
-from gramgn.tracking.records import Row, RunFolder
+from gramgn.tracking import WandbMirror
 from gramgn.training import Clock, Diverged, Reporter, Trainer
 
 LOG_FILE = "log.txt"

@@ -20,7 +20,7 @@ from gramgn.app._repository import repository
 from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import say
-from gramgn.tracking.records import RunFolder, SweepFolder, find_runs
+from gramgn.records import RunFolder, SweepFolder, find_runs
 
 ENDED = ("done", "diverged")
 

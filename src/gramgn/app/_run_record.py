@@ -15,7 +15,7 @@ from torch import nn
 from gramgn.app._plan import RESUMABLE, Job, split_paths
 from gramgn.app._repository import repository
 from gramgn.damping import alpha_from_sum, alpha_to_sum
-from gramgn.tracking import git_state, portable, processor_name, start_record
+from gramgn.records import git_state, portable, processor_name, start_record
 from gramgn.training import FORMER_BEHAVIOUR, Precision
 
 

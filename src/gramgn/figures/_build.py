@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.tracking.records import write_atomic
+from gramgn.records import write_atomic
 
 from ._cache import entry, is_fresh, read_inputs, write_inputs
 from ._draw import ERRORS, LOSSES, draw

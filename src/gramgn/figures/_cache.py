@@ -10,8 +10,8 @@ from typing import Any
 
 import matplotlib
 
+from gramgn.records import write_atomic
 from gramgn.theory.rates import __file__ as _rates_file
-from gramgn.tracking.records import write_atomic
 
 NAME = "inputs.json"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gramgn.tracking.records import STATES
+from gramgn.records import STATES
 
 from ._run import OTHER_SETTINGS
 

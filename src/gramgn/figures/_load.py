@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import RunFolder, find_runs
+from gramgn.records import RunFolder, find_runs
 
 from ._planned import planned_cells
 from ._run import Run

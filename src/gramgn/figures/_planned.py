@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gramgn.tracking.records import SWEEP_FILE, SweepFolder
+from gramgn.records import SWEEP_FILE, SweepFolder
 
 from ._grid import ALPHA, LAM, WAITING
 from ._panels import GRID_SWEEP

@@ -11,7 +11,7 @@ from typing import Any
 
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.tracking.records import METRIC_COLUMNS, Row, write_atomic
+from gramgn.records import METRIC_COLUMNS, Row, write_atomic
 
 from ._columns import METRICS, RESULT_COLUMNS, RUN_COLUMNS, Column
 from ._csv import read_lines

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gramgn.tracking.records import Row, code_versions
+from gramgn.records import Row, code_versions
 
 OPTIMIZER_NAMES = {
     "ggn": "GGN",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gramgn.tracking.records import Row
+from gramgn.records import Row
 
 from ._group import Comparison, Curve, compare
 from ._run import Run

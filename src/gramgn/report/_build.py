@@ -9,7 +9,7 @@ from pathlib import Path
 from gramgn.errors import InputError
 from gramgn.figures import Loaded, drawings, figure_sets, load_runs, make_figures, read_results
 from gramgn.progress import say
-from gramgn.tracking.records import write_atomic
+from gramgn.records import write_atomic
 
 from ._claims import claim_groups
 from ._entries import Entry, load_entries, relative

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import Row, RunFolder, find_runs, run_status
+from gramgn.records import Row, RunFolder, find_runs, run_status
 
 # Counts of an epoch that say how often the solve of (lam G + alpha I) u = r did not go the plain way.
 FALL_BACKS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import SWEEP_FILE, RunFolder, SweepFolder
+from gramgn.records import SWEEP_FILE, RunFolder, SweepFolder
 
 from ._entries import relative
 from ._overview import Problem

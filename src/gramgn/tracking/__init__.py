@@ -1,7 +1,6 @@
 """What a run leaves behind: its records (the truth), where it comes from, and the W&B mirror of it."""
 
 from ._mirror import MODES, WandbMirror
-from ._provenance import git_state, portable, processor_name, start_record, versions
 from ._summary import log_summary, upload_summary
 from ._sweep_table import SweepTable, sweep_table
 from ._upload import Upload, UploadOptions, unreachable, upload_run
@@ -14,16 +13,11 @@ __all__ = [
     "UploadOptions",
     "WandbMirror",
     "find_uploads",
-    "git_state",
     "log_summary",
-    "portable",
-    "processor_name",
-    "start_record",
     "sweep_table",
     "unreachable",
     "upload_all",
     "upload_run",
     "upload_summary",
     "upload_table",
-    "versions",
 ]

@@ -16,10 +16,10 @@ from typing import Any
 
 from gramgn.errors import ConfigError, nearest
 from gramgn.progress import say
+from gramgn.records import Row, RunFolder, write_atomic
 
 from ._sent import Target, mark_sent, run_digest
 from ._wandb import FINISH_GRACE_S, bounded, one_line, open_anew, open_run
-from .records import Row, RunFolder, write_atomic
 
 MODES = ("offline", "online", "none")
 # What is worth seeing against the clock; by_epoch/* has every column.

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-
-from .records import Row, write_atomic
+from gramgn.records import Row, write_atomic
 
 FILE = "uploads.json"
 # A larger number has everything sent again: what is sent, or under which keys, has changed.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .records import SWEEP_FILE, CellStatus, RunFolder, SweepFolder, count_states
+from gramgn.records import SWEEP_FILE, CellStatus, RunFolder, SweepFolder, count_states
 
 METRIC = "train_loss"
 # The sweep may vary them, but they make no column of their own: three have one, the others say nothing of the result.

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
+from gramgn.records import Row, RunFolder, is_locked
 
 from ._mirror import WandbMirror
 from ._sent import Target, mark_sent, run_digest, run_target, was_sent
 from ._wandb import one_line, online_problem
-from .records import Row, RunFolder, is_locked
 
 # A run that still says "running" was killed (or is running: then it has a mirror of its own).
 EXIT_CODES = {"done": 0, "diverged": 3, "failed": 1, "interrupted": 130, "running": 1}

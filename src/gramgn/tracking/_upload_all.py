@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 
 from gramgn.errors import InputError
+from gramgn.records import RunFolder, find_runs
 
 from ._summary import Draw, upload_summary
 from ._sweep_table import is_sweep
 from ._upload import Upload, UploadOptions, upload_run
 from ._wandb import one_line
-from .records import RunFolder, find_runs
 
 # After so many failures of W&B in a row it is not there any more: every further run would cost the time limit.
 PATIENCE = 3

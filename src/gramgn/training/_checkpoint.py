@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gramgn.errors import InputError, first_line
-from gramgn.tracking.records import atomic_file
+from gramgn.records import atomic_file
 
 FORMAT = 1
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"

@@ -13,8 +13,8 @@ from torch import nn
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
+from gramgn.records import Row, RunFolder
 from gramgn.stopping import StopAtOnce, StopFlag, StopRequested
-from gramgn.tracking.records import Row, RunFolder
 from gramgn.training._checkpoint import Checkpoints
 from gramgn.training._clock import Clock
 from gramgn.training._config import TrainerConfig

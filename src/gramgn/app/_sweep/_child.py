@@ -23,8 +23,8 @@ from gramgn.app._repository import set_repository
 from gramgn.app._sweep._identity import is_incidental, override_key
 from gramgn.app._sweep._tasks import Cell, Task
 from gramgn.errors import InputError, first_line
+from gramgn.records import RunFolder
 from gramgn.stopping import StopRequested, raising_signals
-from gramgn.tracking.records import RunFolder
 
 LONGEST_MESSAGE = 4000
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gramgn.app._repository import shown
 from gramgn.app._sweep._tasks import OUTPUT_FILE, Cell
 from gramgn.errors import InputError
-from gramgn.tracking.records import CellStatus, RunFolder, run_status
+from gramgn.records import CellStatus, RunFolder, run_status
 
 REDRAW_S = 1.0
 LONGEST_REASON = 300

@@ -16,8 +16,8 @@ from gramgn.app._sweep._server import GRACE_S
 from gramgn.app._sweep._tasks import OUTPUT_FILE, Ended, JobFailedError, Planned, Task
 from gramgn.errors import InputError
 from gramgn.progress import say
+from gramgn.records import RunFolder, is_locked
 from gramgn.stopping import StopAtOnce, StopFlag, deferred_signals
-from gramgn.tracking.records import RunFolder, is_locked
 
 TICK_S = 0.1
 KILL_WAIT_S = 5.0

@@ -8,8 +8,7 @@ from typing import Any
 
 from gramgn.app._repository import repository
 from gramgn.app._sweep._tasks import Planned
-from gramgn.tracking import portable
-from gramgn.tracking.records import SweepFolder
+from gramgn.records import SweepFolder, portable
 
 
 class SweepRecord:

@@ -11,7 +11,7 @@ from gramgn.app._repository import shown
 from gramgn.app._sweep._identity import config_hash, differing
 from gramgn.app._sweep._tasks import Cell, Planned
 from gramgn.errors import InputError
-from gramgn.tracking.records import RunFolder, code_version, code_versions
+from gramgn.records import RunFolder, code_version, code_versions
 
 FINISHED = ("done", "diverged")
 SHOWN_KEYS = 4

@@ -18,8 +18,7 @@ from gramgn.app._sweep._record import SweepRecord, now_utc
 from gramgn.app._sweep._review import FINISHED, mixed_code, review
 from gramgn.app._sweep._tasks import OUTPUT_FILE, Cell, Planned
 from gramgn.errors import ConfigError, InputError
-from gramgn.tracking import git_state, portable, versions
-from gramgn.tracking.records import LOCK_FILE, SweepFolder, varying
+from gramgn.records import LOCK_FILE, SweepFolder, git_state, portable, varying, versions
 
 # torch's compiler is imported by each of its optimizers, compiled or not.
 MODULES = (

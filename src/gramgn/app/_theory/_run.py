@@ -11,7 +11,7 @@ from gramgn.errors import InputError, counted
 from gramgn.figures import Theory, read_theory, write_theory
 from gramgn.malloc import keep_freed_blocks
 from gramgn.progress import say, track
-from gramgn.tracking import git_state, processor_name
+from gramgn.records import git_state, processor_name
 
 from .._lock import take_lock
 from .._repository import repository, shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gramgn.app._repository import absolute, shown
 from gramgn.errors import ConfigError, InputError, nearest
-from gramgn.tracking.records import RunFolder, find_runs
+from gramgn.records import RunFolder, find_runs
 
 NUM_NAMED = 3
 

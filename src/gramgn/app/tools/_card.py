@@ -10,7 +10,7 @@ from gramgn.app._repository import absolute
 from gramgn.app.tools._snippet import snippet
 from gramgn.app.tools._trained import Trained
 from gramgn.errors import InputError
-from gramgn.tracking.records import Row, RunFolder
+from gramgn.records import Row, RunFolder
 
 NUMBERS = (
     ("train", "train_loss", "train_mae", "running mean over the epoch"),

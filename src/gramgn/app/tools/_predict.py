@@ -22,7 +22,7 @@ from gramgn.data._rotation import RotationDecoder
 from gramgn.data._workers import decode_all
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import track
-from gramgn.tracking.records import write_atomic
+from gramgn.records import write_atomic
 
 COLUMNS = ("path", "prediction", "unit", "error")
 HEADER = ",".join(COLUMNS)

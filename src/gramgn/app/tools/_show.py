@@ -15,7 +15,7 @@ from gramgn.app._sweep._identity import path_override
 from gramgn.app.tools._chart import chart
 from gramgn.errors import counted
 from gramgn.progress import say
-from gramgn.tracking.records import Row, RunFolder
+from gramgn.records import Row, RunFolder
 
 WIDEST = 80
 NARROWEST = 40

@@ -22,7 +22,7 @@ from gramgn.app._run_record import identity
 from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
-from gramgn.tracking.records import RunFolder
+from gramgn.records import RunFolder
 from gramgn.training import (
     FORMER_BEHAVIOUR,
     Scaling,

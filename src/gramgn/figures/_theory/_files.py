@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gramgn.errors import InputError
-from gramgn.tracking.records import write_atomic
+from gramgn.records import write_atomic
 
 from .._csv import read_lines
 from ._records import Cost, Epoch, Setting, Theory, TheoryRun

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-
-from ._atomic import write_atomic
-from ._run_folder import RunFolder, finite
+from gramgn.records.files import write_atomic
+from gramgn.records.run_folder import RunFolder, finite
 
 SWEEP_FORMAT = 1
 CELL_STATES = ("waiting", "running", "killed", "interrupted", "failed", "diverged", "done")
@@ -172,13 +171,17 @@ def run_status(
         train_loss=last.get("train_loss"),
         val_loss=(record.get("best") or {}).get("val_loss"),
         elapsed_s=elapsed,
-        error=_reason(record),
+        error=failure_reason(record),
         commits=code_versions(record),
     )
 
 
-def _reason(record: Mapping[str, Any]) -> str | None:
-    """Return why a run did not end well; of what is not the user's to mend with the kind of error."""
+def failure_reason(record: Mapping[str, Any]) -> str | None:
+    """Return why a run failed, stopped or diverged, None if it did not; unexpected errors with their type.
+
+    Args:
+        record: Content of run.json.
+    """
     error = record.get("error")
     if not error:
         return None

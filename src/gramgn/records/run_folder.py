@@ -12,9 +12,8 @@ from typing import Any
 
 from gramgn.errors import InputError
 from gramgn.progress import say
-
-from ._atomic import append_synced, write_atomic
-from ._metrics import HEADER, Row, format_row, parse_metrics
+from gramgn.records.files import append_synced, write_atomic
+from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
 
 FORMAT = 1
 STATES = ("running", "done", "diverged", "failed", "interrupted")

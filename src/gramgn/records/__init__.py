@@ -1,0 +1,121 @@
+"""The hub: the truth about runs and sweeps on disk, and every question that is asked of it.
+
+A run's folder holds `run.json` (state, configuration, provenance) and `metrics.csv` (one row per epoch); a sweep's
+folder holds `sweep.json`. `runs()` returns all of them as one `pandas.DataFrame`, one row per run and epoch:
+
+    from gramgn.records import runs
+
+    table = runs("outputs")  # or runs("outputs/results/paper_laptop_synthetic.csv")
+    table[table.state == "done"].groupby(["experiment", "epoch"]).train_loss.median()
+
+What makes two runs the same is decided in `identity`, the loss of a cell and the best alpha in `queries`. Nothing here
+imports another package of gramgn, torch, Hydra or W&B; pandas is imported when a table is asked for.
+"""
+
+from gramgn.damping import CONVENTIONS, alpha_from_sum, alpha_to_sum
+from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS
+from gramgn.records.files import atomic_file, write_atomic
+from gramgn.records.identity import (
+    RESUMABLE,
+    SETTING_COLUMNS,
+    checkpoint_identity,
+    config_hash,
+    differing,
+    flat,
+    identifying,
+    is_incidental,
+    other_settings,
+    override_key,
+    path_override,
+    settings,
+    short_hash,
+)
+from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS, Row
+from gramgn.records.provenance import git_state, portable, processor_name, start_record, versions
+from gramgn.records.queries import (
+    DATA_COLUMNS,
+    ENDED,
+    best_alphas,
+    final_loss,
+    loss_grid,
+    newest,
+    same_setting,
+)
+from gramgn.records.results import write_results
+from gramgn.records.run_folder import FORMAT, STATES, RunFolder, find_runs
+from gramgn.records.sweep_folder import (
+    CELL_STATES,
+    LOCK_FILE,
+    SWEEP_FILE,
+    SWEEP_FORMAT,
+    CellStatus,
+    SweepFolder,
+    code_version,
+    code_versions,
+    count_states,
+    failure_reason,
+    find_sweeps,
+    is_locked,
+    run_status,
+    varying,
+)
+from gramgn.records.table import WAITING, runs
+
+__all__ = [
+    "CELL_STATES",
+    "CONVENTIONS",
+    "DATA_COLUMNS",
+    "ENDED",
+    "FORMAT",
+    "INTEGER_COLUMNS",
+    "LOCK_FILE",
+    "METRIC_COLUMNS",
+    "METRIC_NAMES",
+    "RESULT_COLUMNS",
+    "RESUMABLE",
+    "SETTING_COLUMNS",
+    "STATES",
+    "SWEEP_FILE",
+    "SWEEP_FORMAT",
+    "WAITING",
+    "CellStatus",
+    "Row",
+    "RunFolder",
+    "SweepFolder",
+    "alpha_from_sum",
+    "alpha_to_sum",
+    "atomic_file",
+    "best_alphas",
+    "checkpoint_identity",
+    "code_version",
+    "code_versions",
+    "config_hash",
+    "count_states",
+    "differing",
+    "failure_reason",
+    "final_loss",
+    "find_runs",
+    "find_sweeps",
+    "flat",
+    "git_state",
+    "identifying",
+    "is_incidental",
+    "is_locked",
+    "loss_grid",
+    "newest",
+    "other_settings",
+    "override_key",
+    "path_override",
+    "portable",
+    "processor_name",
+    "run_status",
+    "runs",
+    "same_setting",
+    "settings",
+    "short_hash",
+    "start_record",
+    "varying",
+    "versions",
+    "write_atomic",
+    "write_results",
+]

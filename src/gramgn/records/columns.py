@@ -1,0 +1,109 @@
+"""The columns of the table of runs: name, type and where the value is found in run.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS
+
+TEXT, INTEGER, NUMBER, FLAG, SIZE = "text", "integer", "number", "flag", "size"
+"""Types of columns. `SIZE` is a number of examples or the word `full`."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        name: Its name.
+        type: `TEXT`, `INTEGER`, `NUMBER`, `FLAG` or `SIZE`.
+        place: Dotted entry of run.json; empty if the value is computed.
+        digits: Number of digits kept of a hash; None keeps the whole text.
+    """
+
+    name: str
+    type: str = TEXT
+    place: str = ""
+    digits: int | None = None
+
+
+RUN_COLUMNS = (
+    Column("experiment", TEXT, "choices.experiment"),
+    Column("sweep", TEXT, "choices.sweep"),
+    Column("run"),
+    Column("state", TEXT, "state"),
+    Column("seed", INTEGER, "seed"),
+    Column("dataset", TEXT, "dataset.name"),
+    Column("kind", TEXT, "dataset.kind"),
+    Column("unit", TEXT, "dataset.unit"),
+    Column("image_size", INTEGER, "dataset.image_size"),
+    Column("num_images", INTEGER, "dataset.summary.used"),
+    Column("manifest", TEXT, "dataset.manifest_sha256", digits=12),
+    Column("scale", TEXT, "config.trainer.scale"),
+    Column("standardized", FLAG, "config.trainer.standardize_targets"),
+    Column("model", TEXT, "model.name"),
+    Column("depth", INTEGER, "config.model.depth"),
+    Column("optimizer", TEXT, "optimizer.name"),
+    Column("lr", NUMBER, "config.optimizer.lr"),
+    Column("lam", NUMBER, "config.optimizer.lam"),
+    Column("alpha", NUMBER, "config.optimizer.alpha"),
+    Column("damping_convention", TEXT, "config.optimizer.damping_convention"),
+    Column("alpha_sum", NUMBER, "optimizer.alpha_sum"),
+    Column("momentum", NUMBER, "config.optimizer.momentum"),
+    Column("epochs", INTEGER, "config.trainer.epochs"),
+    Column("batch_size", SIZE, "config.trainer.batch_size"),
+    Column("threads", INTEGER, "threads"),
+    Column("device_kind", TEXT, "device.kind"),
+    Column("device", TEXT, "device.name"),
+    Column("other_settings"),
+    Column("began"),
+    Column("git", TEXT, "git.commit", digits=12),
+    Column("git_diff", TEXT, "git.diff_sha256", digits=12),
+    Column("torch", TEXT, "versions.torch"),
+)
+"""Columns that are the same in all rows of a run."""
+
+METRIC_NAMES: Mapping[str, str] = {
+    name: f"epoch_{name}" if name in {column.name for column in RUN_COLUMNS} else name
+    for name in METRIC_COLUMNS
+}
+"""Columns of metrics.csv and their names in the table: `lr`, `lam`, `alpha` and `alpha_sum` of an epoch, which
+schedules and adaptive damping change, are `epoch_lr`, `epoch_lam`, `epoch_alpha` and `epoch_alpha_sum`."""
+
+METRICS = tuple(
+    Column(METRIC_NAMES[name], INTEGER if name in INTEGER_COLUMNS else NUMBER) for name in METRIC_COLUMNS
+)
+"""Columns that differ from epoch to epoch, in the order of metrics.csv."""
+
+LOCAL_COLUMNS = (Column("folder"), Column("code"), Column("error"))
+"""What a results CSV does not hold: the run's folder (absolute), all versions of the code it ran with, and why it
+failed, stopped or diverged."""
+
+RESULT_COLUMNS = (
+    *(column.name for column in RUN_COLUMNS),
+    *("epoch", "step", "train_s", "train_loss", "train_mae"),
+    *("val_loss", "val_mae", "test_loss", "test_mae", "peak_mem_mib"),
+)
+"""Columns of a results CSV, in order."""
+
+TABLE_COLUMNS = (*RUN_COLUMNS, *METRICS, *LOCAL_COLUMNS)
+
+
+def look_up(record: Mapping[str, Any], place: str) -> Any:
+    """Return an entry of a nested mapping by its dotted name; None where it is missing."""
+    value: Any = record
+    for name in place.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def fits(value: Any, type_: str) -> bool:
+    """Return whether a value of run.json is of a column's type; a missing one fits every type."""
+    if value is None:
+        return True
+    if type_ == FLAG or isinstance(value, bool):
+        return type_ == FLAG and isinstance(value, bool)
+    allowed = {TEXT: str, INTEGER: int, NUMBER: int | float, SIZE: int | str}
+    return isinstance(value, allowed[type_])

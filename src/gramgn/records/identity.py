@@ -1,0 +1,190 @@
+"""What makes two runs the same: one list of configuration keys, with what each of them may differ in.
+
+Three questions are asked of it, and each leaves out other keys:
+
+- Is this the same job of a sweep (`config_hash`, `differing`)? Incidental keys are left out.
+- Do these checkpoints belong to this run (`checkpoint_identity`)? Keys that may change on resume are left out, too.
+- Are these two runs the same experiment with different seeds (`settings`, `other_settings`)? Incidental keys, the
+  seed, the location of the data (its manifest identifies the images) and labels are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+INCIDENTAL = "incidental"
+RESUME = "resume"
+SEED = "seed"
+LOCATION = "location"
+LABEL = "label"
+
+ROLES: Mapping[str, str] = {
+    # Where, how verbosely and under which name a run is made: changes no result.
+    "tracking": INCIDENTAL,
+    "resume": INCIDENTAL,
+    "name": INCIDENTAL,
+    "on_failure": INCIDENTAL,
+    "trainer.device": INCIDENTAL,
+    "trainer.threads": INCIDENTAL,
+    "dataset.workers": INCIDENTAL,
+    # May change when a run is resumed, but makes another result.
+    "trainer.epochs": RESUME,
+    # Repetitions of one experiment.
+    "seed": SEED,
+    "trainer.deterministic": SEED,
+    # Where the data lies; `dataset.manifest_sha256` in run.json says which images they are.
+    "dataset.root": LOCATION,
+    "dataset.prepared_root": LOCATION,
+    # Names for settings that are recorded themselves.
+    "trainer.scale": LABEL,
+    "recipe": LABEL,
+}
+"""Role of each configuration key that does not distinguish every run; a key stands for everything below it."""
+
+RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads", "tracking")
+"""Keys that a resumed run may be given anew."""
+
+SETTING_COLUMNS: Mapping[str, str] = {
+    "depth": "model.depth",
+    "lr": "optimizer.lr",
+    "lam": "optimizer.lam",
+    "alpha": "optimizer.alpha",
+    "damping_convention": "optimizer.damping_convention",
+    "momentum": "optimizer.momentum",
+    "epochs": "trainer.epochs",
+    "batch_size": "trainer.batch_size",
+    "threads": "threads",
+}
+"""Settings with a column of their own in the table of runs, and their configuration keys.
+
+`other_settings` is a digest of all the others."""
+
+
+def role(key: str) -> str | None:
+    """Return the role of a dotted configuration key, None for a key that makes a run another one."""
+    parts = key.split(".")
+    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((ROLES[prefix] for prefix in prefixes if prefix in ROLES), None)
+
+
+def is_incidental(key: str) -> bool:
+    """Return whether a dotted configuration key changes no result."""
+    return role(key) == INCIDENTAL
+
+
+def flat(config: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Return a nested configuration as one mapping with dotted keys.
+
+    Args:
+        config: The configuration; an empty section stays as it is.
+        *without: Roles whose keys are left out, e.g. `INCIDENTAL`.
+    """
+    found: dict[str, Any] = {}
+
+    def add(tree: Mapping[str, Any], prefix: str) -> None:
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            if isinstance(value, Mapping) and value:
+                add(value, f"{key}.")
+            elif not without or role(key) not in without:
+                found[key] = value
+
+    add(config, "")
+    return found
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a recorded configuration; equal hashes mean the same job of a sweep.
+
+    Args:
+        config: `config` of run.json, which holds no paths of the machine.
+    """
+    return digest(flat(config, INCIDENTAL))
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the dotted keys in which two jobs differ, with both values; an absent one is None."""
+    first, second = flat(one, INCIDENTAL), flat(other, INCIDENTAL)
+    # Compared as JSON, so that what was written to run.json and read back equals what was written.
+    keys = [key for key in first | second if _text(first, key) != _text(second, key)]
+    return {key: (first.get(key), second.get(key)) for key in sorted(keys)}
+
+
+def checkpoint_identity(record: Mapping[str, Any]) -> str:
+    """Return what ties checkpoints to a run: its id and everything in its configuration that must not change.
+
+    Args:
+        record: Content of run.json.
+    """
+    return digest([record["id"], flat(record["config"], INCIDENTAL, RESUME)])
+
+
+def settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything that makes a run another experiment, by dotted key; its seed does not.
+
+    On a CPU the number of threads is a setting (`"threads"`), because it changes the measured times. `init_from`
+    counts only where the command line gave it: an experiment that names its start finds another path for each seed.
+
+    Args:
+        record: Content of run.json.
+    """
+    found = flat(record.get("config") or {}, INCIDENTAL, SEED, LOCATION, LABEL)
+    is_given = any(override_key(str(word)) == "init_from" for word in record.get("overrides") or ())
+    if (record.get("choices") or {}).get("experiment") and not is_given:
+        found.pop("init_from", None)
+    if (record.get("device") or {}).get("kind") == "cpu":
+        found["threads"] = record.get("threads")
+    return found
+
+
+def other_settings(record: Mapping[str, Any]) -> str:
+    """Return twelve digits that are equal for runs that differ only in `SETTING_COLUMNS` and in the seed.
+
+    Args:
+        record: Content of run.json.
+    """
+    own = set(SETTING_COLUMNS.values())
+    rest = {key: _as_number(value) for key, value in settings(record).items() if key not in own}
+    return digest(rest)[:12]
+
+
+def override_key(override: str) -> str:
+    """Return the key of an override, e.g. `"optimizer.lam"` of `"++optimizer.lam=1"`."""
+    return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0].replace("/", ".")
+
+
+def identifying(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides that identify a job or a sweep, sorted, each once."""
+    return sorted({str(each) for each in overrides if not is_incidental(override_key(str(each)))})
+
+
+def path_override(key: str, path: object) -> str:
+    """Return an override to paste into a shell, quoted where Hydra or the shell would misread the path.
+
+    The folder of a sweep's job contains `=` and commas, which Hydra accepts only inside quotes.
+    """
+    text = str(path)
+    return f"{key}={text}" if re.fullmatch(r"[\w./+@%-]+", text, re.ASCII) else f"\"{key}='{text}'\""
+
+
+def short_hash(parts: Iterable[str]) -> str:
+    """Return 8 hexadecimal digits for a list of texts, for the names of folders."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of anything made of plain JSON types."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _text(config: Mapping[str, Any], key: str) -> str | None:
+    return json.dumps(config[key], sort_keys=True) if key in config else None
+
+
+def _as_number(value: Any) -> Any:
+    """Return a whole number as a float: `optimizer.lam=1` on a command line equals the 1.0 of a file."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

@@ -1,0 +1,106 @@
+"""Results files: the table of runs as a CSV, small enough to publish."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gramgn.errors import InputError
+from gramgn.records.columns import FLAG, INTEGER, NUMBER, RESULT_COLUMNS, SIZE, TABLE_COLUMNS
+from gramgn.records.files import write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TYPES = {column.name: column.type for column in TABLE_COLUMNS}
+_REMEDY = "The columns are described in outputs/results/README.md; scripts/export_results.py writes such a file from runs."
+
+
+def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table of runs to a results CSV, so that floats read back exactly.
+
+    Args:
+        table: What `runs` returned, or some of its rows.
+        path: The CSV file; replaced atomically. Its folder must exist.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    ordered = table.sort_values(["experiment", "sweep", "run"], kind="stable", na_position="first")
+    columns = ordered[list(RESULT_COLUMNS)]
+    flags = columns["standardized"].map({True: "true", False: "false"})
+    write_atomic(Path(path), columns.assign(standardized=flags).to_csv(index=False, lineterminator="\n"))
+
+
+def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """Read a results CSV.
+
+    Args:
+        path: A file of `write_results`.
+
+    Returns:
+        The table of its runs, with the columns of the file.
+
+    Raises:
+        InputError: The file is missing, cut or not a results file; the message names file and column.
+    """
+    import pandas as pd
+
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if not text.endswith("\n"):
+            raise InputError(f"{path} is cut in mid-line; export it again with scripts/export_results.py")
+        cells = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise InputError(f"there is no results file {path}; published ones lie in outputs/results") from error
+    except OSError as error:
+        raise InputError(f"cannot read the results file {path}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise InputError(f"{path} is not a results file: {error}. {_REMEDY}") from error
+    _check_columns(list(cells.columns), path)
+    return pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
+
+
+def _check_columns(names: list[str], path: Path) -> None:
+    missing = [name for name in RESULT_COLUMNS if name not in names]
+    unknown = [name for name in names if name not in RESULT_COLUMNS]
+    faults = [f"it lacks {_few(missing)}"] if missing else []
+    faults += [f"{_few(list(map(repr, unknown)))} is unknown here"] if unknown else []
+    if faults:
+        raise InputError(f"{path} is not a results file: {'; '.join(faults)}. {_REMEDY}")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _parsed(cells: pd.Series[str], path: Path) -> pd.Series:
+    """Return a column of texts as values of its type.
+
+    Raises:
+        InputError: A cell is not of that type; the message names file, line and column.
+    """
+    import pandas as pd
+
+    type_ = _TYPES[str(cells.name)]
+    present = cells.where(cells != "")
+    if type_ == FLAG:
+        return present.map({"true": True, "false": False}).astype("boolean")
+    if type_ == SIZE:
+        return present.map(lambda cell: int(cell) if str(cell).isdecimal() else cell).astype("object")
+    if type_ not in (INTEGER, NUMBER):
+        return present.astype("str")
+    parse = int if type_ == INTEGER else float
+    values = []
+    for line, cell in enumerate(cells, start=2):
+        try:
+            values.append(parse(cell) if cell else None)
+        except ValueError as error:
+            raise InputError(
+                f"{path}, line {line}, column {cells.name}: {cell!r} is not "
+                f"{'a whole number' if type_ == INTEGER else 'a number'}. {_REMEDY}"
+            ) from error
+    return pd.Series(values, dtype="Int64" if type_ == INTEGER else "float64")
