@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TYPES = {column.name: column.type for column in TABLE_COLUMNS}
-_REMEDY = "The columns are described in outputs/results/README.md; scripts/export_results.py writes such a file from runs."
+_REMEDY = (
+    "The columns are described in outputs/results/README.md; "
+    "scripts/export_results.py writes such a file from runs."
+)
 
 
 def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -40,7 +43,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: A file of `write_results`.
 
     Returns:
-        The table of its runs, with the columns of the file.
+        The table of its runs, with the columns of the file and `code`.
 
     Raises:
         InputError: The file is missing, cut or not a results file; the message names file and column.
@@ -60,7 +63,9 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
         raise InputError(f"{path} is not a results file: {error}. {_REMEDY}") from error
     _check_columns(list(cells.columns), path)
-    return pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
+    table = pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
+    changes = table["git_diff"].str[:6].radd("+").fillna("")
+    return table.assign(code=table["git"].str[:10] + changes)
 
 
 def _check_columns(names: list[str], path: Path) -> None:
