@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup
 from gramgn.optim._captured import CapturedEngine, CapturedStep, check_capturable
-from gramgn.optim._losses import SquaredError
-from gramgn.optim._parameters import trainable
+from gramgn.optim.closure import trainable
+from gramgn.optim.losses import SquaredError
 
 
 class Again:

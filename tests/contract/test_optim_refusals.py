@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetBN
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._losses import SquaredError
-from gramgn.optim._parameters import Trained
 from gramgn.optim._vmap_engine import VmapEngine
+from gramgn.optim.closure import Trained
+from gramgn.optim.losses import SquaredError
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8)
 
@@ -327,11 +327,11 @@ def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest
 
     monkeypatch.setattr(VmapEngine, "linearise", exhausted)
     with pytest.raises(
-        torch.OutOfMemoryError, match=r"16384 parameters.*0\.0625 MiB for each row.*chunk_size.*batch size"
+        torch.OutOfMemoryError, match=r"16384 parameters.*0\.0625 MiB per row.*chunk_size.*batch size"
     ):
         built(model, engine="vmap").step(lambda: model(x))
     monkeypatch.undo()
-    monkeypatch.setattr("gramgn.optim._engine.BlockLinearisation.gram", exhausted)
+    monkeypatch.setattr("gramgn.optim.gram.BlockLinearisation.gram", exhausted)
     with pytest.raises(torch.OutOfMemoryError, match=r"about 4 MiB for 4 samples \(64 rows\)"):
         built(model, engine="vmap").step(lambda: model(x))
 
@@ -366,7 +366,7 @@ def test_a_forward_that_mixes_samples_is_refused() -> None:
     """
     model = Centred()
     before = [param.clone() for param in model.parameters()]
-    with pytest.raises(ValueError, match="other outputs within a batch than alone"):
+    with pytest.raises(ValueError, match="other outputs within a batch than for one sample alone"):
         built(model, engine="vmap").step(lambda: model(X) - Y)
     assert all(torch.equal(param, old) for param, old in zip(model.parameters(), before, strict=True))
     steps = []

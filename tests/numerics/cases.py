@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
-from gramgn.optim._engine import Linearisation
-from gramgn.optim._parameters import Trained
+from gramgn.optim.closure import Trained
+from gramgn.optim.gram import Linearisation
 
 
 @dataclass(frozen=True)

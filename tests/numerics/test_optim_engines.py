@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
-from gramgn.optim._engine import BlockLinearisation
 from gramgn.optim._engines import make_engine
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._losses import SquaredError
-from gramgn.optim._parameters import Trained
 from gramgn.optim._vmap_engine import VmapEngine
+from gramgn.optim.closure import Trained
+from gramgn.optim.gram import BlockLinearisation
+from gramgn.optim.losses import SquaredError
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()

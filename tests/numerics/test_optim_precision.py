@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup, ResNetGN
-from gramgn.optim import _engine, _guards, _precision, _solve
-from gramgn.optim._engine import BlockLinearisation
-from gramgn.optim._losses import Reading
-from gramgn.optim._parameters import Trained
-from gramgn.optim._precision import float64_home, full_precision_products, jacobian_eps
+from gramgn.optim import _solve, guards, runtime
+from gramgn.optim import gram as _engine
+from gramgn.optim.closure import Trained
+from gramgn.optim.gram import BlockLinearisation
+from gramgn.optim.losses import Reading
+from gramgn.optim.runtime import float64_home, full_precision_products, jacobian_eps
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.Monke
     assert float64_home(torch.device("mps", 0)) == torch.device("cpu")
     assert float64_home(torch.device("cuda", 0)) == torch.device("cuda", 0)
     with pytest.warns(UserWarning, match="mps has no float64"):
-        _guards.note_device(torch.device("mps"))
+        guards.note_device(torch.device("mps"))
 
     # torch's meta device stands in for it: float64 there is refused, and only the copy to the CPU fails.
     monkeypatch.setattr(_engine, "float64_home", lambda _device: torch.device("cpu"))
@@ -199,7 +200,7 @@ def test_linear_algebra_is_in_float64_on_the_home_device(name: str, monkeypatch:
         return original(matrix)
 
     monkeypatch.setattr(_solve.torch.linalg, name, recording)
-    assert _precision.product_dtype(torch.bfloat16) == torch.float32
+    assert runtime.product_dtype(torch.bfloat16) == torch.float32
     model, x, y = spread_out(torch.float32)
     # alpha at the border between bounds asks for eigenvalues; alpha = 0 for eigenvectors.
     alpha = {"cholesky_ex": 50.0, "eigh": 0.0, "eigvalsh": 1e7 * torch.finfo(torch.float32).eps * 1.01}[name]

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gramgn import GramGaussNewton
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._losses import SquaredError
 from gramgn.optim._stream import StreamEngine, _conv_paths
 from gramgn.optim._stream._linearisation import StreamLinearisation
+from gramgn.optim.losses import SquaredError
 
 TOLERANCE = 1e-10
 

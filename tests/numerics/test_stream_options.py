@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn.models import ResNetFixup
-from gramgn.optim import _memory
-from gramgn.optim._engine import Linearisation
+from gramgn.optim import runtime as _memory
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._losses import CrossEntropy, SquaredError
-from gramgn.optim._parameters import Trained
 from gramgn.optim._stream import StreamEngine, _conv_paths, _factors, _rules_conv
 from gramgn.optim._stream._linearisation import GraphJacobian
+from gramgn.optim.closure import Trained
+from gramgn.optim.gram import Linearisation
+from gramgn.optim.losses import CrossEntropy, SquaredError
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()
@@ -109,7 +109,7 @@ def test_auto_counts_what_autograd_saves() -> None:
     x = torch.randn(1, 1000, dtype=torch.float64)
     # The input, the tanh's output (kept once, for itself and for the last layer): 16 kB; weights don't count.
     per_sample = 2 * 8 * 1000
-    free = 10 * per_sample * _memory.SHARE
+    free = 10 * per_sample * _memory.MEMORY_SHARE
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_memory, "free_bytes", lambda _: free)
         assert _memory.samples_that_fit(100, model, lambda: model(x)) == 10

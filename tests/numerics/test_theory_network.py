@@ -10,7 +10,7 @@ from theory_cases import SMOOTH, sphere, two_layer
 from gramgn import GramGaussNewton
 from gramgn.models import ACTIVATIONS
 from gramgn.optim._engines import make_engine
-from gramgn.optim._losses import SquaredError
+from gramgn.optim.losses import SquaredError
 from gramgn.theory import gram, jacobian
 
 

@@ -19,7 +19,7 @@ from gramgn.app._run_record import dataset_record, first_record, identity, optim
 from gramgn.app._schema import TrackingConfig, check_entries
 from gramgn.app._sweep._tasks import JobFailedError
 from gramgn.errors import ConfigError, DataError, InputError, counted, first_line
-from gramgn.optim._memory import is_out_of_memory
+from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
 from gramgn.records import RunFolder
 from gramgn.stopping import deferred_signals

@@ -14,11 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._call import Closure
 from gramgn.optim._info import StepInfo
-from gramgn.optim._losses import Loss, Reading
-from gramgn.optim._parameters import Trained
 from gramgn.optim._stream import StreamEngine, StreamLinearisation
+from gramgn.optim.closure import Closure, Trained
+from gramgn.optim.losses import Loss, Reading
 
 T = TypeVar("T")
 WARM_UP = 3

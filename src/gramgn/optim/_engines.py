@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from gramgn.optim._engine import Engine
 from gramgn.optim._loop_engine import LoopEngine
 from gramgn.optim._stream import CONV_PATHS, StreamEngine
 from gramgn.optim._vmap_engine import VmapEngine
+from gramgn.optim.gram import Engine
 
 ENGINE_NAMES = ("stream", "vmap", "loop")
 JACOBIAN_DTYPES = {"bfloat16": torch.bfloat16}

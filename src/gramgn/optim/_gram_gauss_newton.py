@@ -11,26 +11,25 @@ from torch import Tensor, nn
 
 from gramgn.optim._acceptance import Outcome
 from gramgn.optim._adaptive import LevenbergMarquardt
-from gramgn.optim._call import Closure
 from gramgn.optim._captured import CapturedClosure, CapturedEngine, CapturedStep, check_capturable
 from gramgn.optim._engines import make_engine
-from gramgn.optim._guards import (
+from gramgn.optim._info import NON_FINITE, STATUSES, WARNINGS, StepInfo
+from gramgn.optim._line_search import Armijo
+from gramgn.optim._options import make_acceptance, make_loss
+from gramgn.optim._report import report
+from gramgn.optim._settings import Settings, check_new_group, check_shared, read_settings
+from gramgn.optim._state import DIRECTION, check_state, pack_state
+from gramgn.optim._system import Step, System, add_step, linear_model, propose
+from gramgn.optim._trial import Line, Trial
+from gramgn.optim.closure import Closure, Trained, trainable
+from gramgn.optim.guards import (
     check_batch_statistics,
     check_model,
     check_modes,
     check_process,
     note_device,
 )
-from gramgn.optim._info import NON_FINITE, STATUSES, WARNINGS, StepInfo
-from gramgn.optim._line_search import Armijo
-from gramgn.optim._memory import explained_out_of_memory
-from gramgn.optim._options import make_acceptance, make_loss
-from gramgn.optim._parameters import Trained, trainable
-from gramgn.optim._report import report
-from gramgn.optim._settings import Settings, check_new_group, check_shared, read_settings
-from gramgn.optim._state import DIRECTION, check_state, pack_state
-from gramgn.optim._system import Step, System, add_step, linear_model, propose
-from gramgn.optim._trial import Line, RandomState, Trial, random_state
+from gramgn.optim.runtime import RandomState, explained_out_of_memory, random_state
 
 # What the paper's plain step has in place of each variant.
 PLAIN: dict[str, Any] = {

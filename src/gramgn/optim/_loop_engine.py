@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._call import Closure, Forward, call_closure
-from gramgn.optim._engine import BlockLinearisation
-from gramgn.optim._losses import Loss
-from gramgn.optim._parameters import Trained
-from gramgn.optim._precision import jacobian_eps
+from gramgn.optim.closure import Closure, Forward, Trained, call_closure
+from gramgn.optim.gram import BlockLinearisation
+from gramgn.optim.losses import Loss
+from gramgn.optim.runtime import jacobian_eps
 
 
 class LoopEngine:

@@ -10,7 +10,7 @@ from gramgn.optim._acceptance import Acceptance
 from gramgn.optim._adaptive import LevenbergMarquardt
 from gramgn.optim._checks import check_choice, check_keys
 from gramgn.optim._line_search import Armijo
-from gramgn.optim._losses import LOSSES, Loss
+from gramgn.optim.losses import LOSSES, Loss
 
 
 def make_loss(name: Any) -> Loss:

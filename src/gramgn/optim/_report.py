@@ -6,8 +6,8 @@ import math
 
 from gramgn.optim._acceptance import Outcome
 from gramgn.optim._info import NON_FINITE, StepInfo
-from gramgn.optim._losses import Loss, modelled_decrease
 from gramgn.optim._system import System
+from gramgn.optim.losses import Loss, modelled_decrease
 
 
 def report(system: System, outcome: Outcome, loss: Loss) -> StepInfo:

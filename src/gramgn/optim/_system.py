@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from gramgn.optim._damping import Damping
-from gramgn.optim._engine import Linearisation
 from gramgn.optim._info import NON_FINITE, SolveError
-from gramgn.optim._parameters import Trained
 from gramgn.optim._settings import Settings
 from gramgn.optim._shift import shift
 from gramgn.optim._solve import Solution, solve
-from gramgn.optim._spans import span
 from gramgn.optim._vectors import by_group, norms
+from gramgn.optim.closure import Trained
+from gramgn.optim.gram import Linearisation
+from gramgn.optim.runtime import span
 
 
 @dataclass(frozen=True)

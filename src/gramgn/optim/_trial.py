@@ -8,34 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gramgn.optim._call import Closure
-from gramgn.optim._losses import Loss, modelled_decrease
 from gramgn.optim._system import Step, System
 from gramgn.optim._vectors import by_group, inner_products, norms
+from gramgn.optim.closure import Closure
+from gramgn.optim.losses import Loss, modelled_decrease
+from gramgn.optim.runtime import RandomState, drew_random_numbers, random_state, set_random_state
 
 # Differences of the loss below so many roundings of it say nothing.
 ROUNDINGS = 16
-
-RandomState = dict[str, Tensor]
-
-
-def random_state(device: torch.device) -> RandomState:
-    """Return the state of torch's random numbers, on the CPU and on ``device``."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    elif device.type == "mps":
-        state["mps"] = torch.mps.get_rng_state()
-    return state
-
-
-def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Set what ``random_state`` returned."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    if "mps" in state:
-        torch.mps.set_rng_state(state["mps"])
 
 
 class Trial:
@@ -55,8 +35,7 @@ class Trial:
         self.closure, self.loss, self.system, self.random = closure, loss, system, before
         self.device = system.params[0].device
         residual = system.J.reading.residual
-        now = random_state(self.device)
-        is_random = any(not torch.equal(now[name], before[name]) for name in before)
+        is_random = drew_random_numbers(before, self.device)
         self.eps = torch.finfo(residual.dtype).eps
         # An engine may draw other masks than the plain model, or run it in a shorter format: then the loss it
         # saw cannot be compared, and the plain model's is taken at this point too.

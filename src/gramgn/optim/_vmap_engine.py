@@ -14,13 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from gramgn.optim._batch import Batch, OwnForward, check_per_sample
-from gramgn.optim._call import Closure, Forward, call_closure
-from gramgn.optim._engine import BlockLinearisation
-from gramgn.optim._losses import Loss
-from gramgn.optim._parameters import Trained
-from gramgn.optim._precision import jacobian_eps
-from gramgn.optim._slopes import slopes_of
+from gramgn.optim.closure import (
+    Batch,
+    Closure,
+    Forward,
+    OwnForward,
+    Trained,
+    call_closure,
+    check_per_sample,
+    slopes_of,
+)
+from gramgn.optim.gram import BlockLinearisation
+from gramgn.optim.losses import Loss
+from gramgn.optim.runtime import jacobian_eps
 
 Blocks = dict[str, Tensor]
 

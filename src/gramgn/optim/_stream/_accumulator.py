@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramgn.optim._parameters import Trained
-from gramgn.optim._precision import float64_home, full_precision_products, product_dtype
-from gramgn.optim._spans import span
 from gramgn.optim._stream._blocks import Block, Layout
 from gramgn.optim._stream._buffers import Buffers
 from gramgn.optim._stream._factors import Factors, LinearFactors, joined, weighted
 from gramgn.optim._stream._verification import Comparison
+from gramgn.optim.closure import Trained
+from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span
 
 SMALL = 64
 """Blocks of at most so many columns are multiplied together."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gramgn.optim._spans import span
 from gramgn.optim._stream import _elementwise, _fallback
 from gramgn.optim._stream._accumulator import Accumulator
 from gramgn.optim._stream._blocks import Block, as_block
@@ -23,6 +22,7 @@ from gramgn.optim._stream._owners import READ_THEIR_CHILDREN
 from gramgn.optim._stream._rule import RuleMemory
 from gramgn.optim._stream._rules_conv import ConvPaths
 from gramgn.optim._stream._verification import Verifier
+from gramgn.optim.runtime import span
 
 
 @dataclass

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from gramgn.optim._batch import OwnForward
-from gramgn.optim._precision import is_capturing
 from gramgn.optim._stream._owners import Owner
+from gramgn.optim.closure import OwnForward
+from gramgn.optim.runtime import is_capturing
 
 Receive = Callable[["Call", int, Tensor], None]
 

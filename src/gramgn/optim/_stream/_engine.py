@@ -13,14 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._batch import Batch, OwnForward, check_per_sample
-from gramgn.optim._call import Closure, Forward, call_closure
-from gramgn.optim._losses import Loss, Reading
-from gramgn.optim._memory import samples_that_fit
-from gramgn.optim._parameters import Trained
-from gramgn.optim._precision import jacobian_eps, reduced_precision
-from gramgn.optim._slopes import slopes_of
-from gramgn.optim._spans import span
 from gramgn.optim._stream._accumulator import Accumulator, HeldJacobian
 from gramgn.optim._stream._backward import Backward, Memories
 from gramgn.optim._stream._capture import end_call, random_state, recorded_calls, start_call
@@ -33,6 +25,18 @@ from gramgn.optim._stream._linearisation import (
 from gramgn.optim._stream._owners import find_owners
 from gramgn.optim._stream._rules_conv import ConvPaths
 from gramgn.optim._stream._verification import Comparison
+from gramgn.optim.closure import (
+    Batch,
+    Closure,
+    Forward,
+    OwnForward,
+    Trained,
+    call_closure,
+    check_per_sample,
+    slopes_of,
+)
+from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.runtime import jacobian_eps, reduced_precision, samples_that_fit, span
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

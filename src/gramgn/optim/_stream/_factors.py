@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramgn.optim._precision import product_dtype
+from gramgn.optim.runtime import product_dtype
 
 MOST_PAIRS = 2**24
 """Of (sample, place) with (sample, place) that are multiplied at a time."""

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from gramgn.optim._batch import Batch
 from gramgn.optim._stream._capture import Call, is_differentiable
+from gramgn.optim.closure import Batch
 
 Blocks = dict[str, Tensor]
 

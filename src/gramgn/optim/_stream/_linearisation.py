@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gramgn.optim._losses import Reading
-from gramgn.optim._parameters import Trained
+from gramgn.optim.closure import Trained
+from gramgn.optim.losses import Reading
 
 
 class Jacobian(Protocol):

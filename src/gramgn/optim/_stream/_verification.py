@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 import torch
 from torch import Tensor
 
-from gramgn.optim._precision import is_capturing
+from gramgn.optim.runtime import is_capturing
 
 
 class Verifier:

@@ -1,0 +1,117 @@
+"""What is rejected before any work is done, because the result could not be right."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from gramgn.optim.runtime import float64_home
+
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def check_process() -> None:
+    """Reject one of several processes, each of which would take its own step.
+
+    Raises:
+        RuntimeError: This process is one of several.
+    """
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if (world_size.isdigit() and int(world_size) > 1) or (
+        distributed and torch.distributed.get_world_size() > 1
+    ):
+        raise RuntimeError(
+            "GramGaussNewton runs in one process, but this one is part of several "
+            f"(WORLD_SIZE={world_size}): start it without torchrun, or unset WORLD_SIZE"
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Reject everything but a plain module: compiled, scripted or wrapped for several devices.
+
+    Raises:
+        ValueError: The model is no plain module, or uses the statistics of the batch.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+    if compiled or isinstance(model, (torch.jit.ScriptModule, *WRAPPERS)):
+        raise ValueError(
+            f"model is a {type(model).__name__} that is compiled, scripted or wrapped for several devices; "
+            "per-sample Jacobians need the plain module: pass the network as it was before torch.compile, "
+            "torch.jit or the wrapper"
+        )
+    check_batch_statistics(model)
+
+
+def check_batch_statistics(model: nn.Module) -> None:
+    """Reject layers whose output for one sample depends on the other samples of the batch.
+
+    Raises:
+        ValueError: There is such a layer.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            offends = module.training or module.running_mean is None
+        else:
+            offends = (
+                isinstance(module, _InstanceNorm) and module.training and module.running_mean is not None
+            )
+        if offends:
+            raise ValueError(
+                f"{type(module).__name__} at '{name}' uses the statistics of the batch: an output then "
+                "depends on the other samples, and there is no Jacobian of one sample for Gram-Gauss-Newton "
+                "to use. Use ResNetFixup or ResNetGN (any network that normalises inside each sample), or "
+                "freeze the statistics with model.eval()"
+            )
+
+
+def check_modes(device: torch.device) -> None:
+    """Reject mixed precision, which would shorten J and the Gram product, and inference mode.
+
+    Raises:
+        RuntimeError: One of them is on.
+    """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("inference mode is on, so nothing can be differentiated: step outside of it")
+    if torch.is_autocast_enabled(device.type):
+        raise RuntimeError(
+            "autocast is on: mixed precision would ruin the small eigenvalues of G = J J^T. Build the "
+            "optimizer and call its step, closure included, outside of torch.autocast"
+        )
+
+
+def note_device(device: torch.device) -> None:
+    """Warn if the system is not solved on the device of the network."""
+    if float64_home(device) != device:
+        warnings.warn(
+            f"GramGaussNewton: {device.type} has no float64, so G is summed and solved on the CPU",
+            stacklevel=3,
+        )
+
+
+def check_parameters(params: Mapping[str, Tensor]) -> None:
+    """Reject parameters that are uninitialised, not real floating point, or on several devices.
+
+    Raises:
+        ValueError: There are such parameters.
+    """
+    for name, param in params.items():
+        if nn.parameter.is_lazy(param):
+            raise ValueError(f"parameter '{name}' has no shape yet: call the model on one batch first")
+        if not param.is_floating_point():
+            raise ValueError(
+                f"parameter '{name}' is {param.dtype}: only real floating point parameters can be trained"
+            )
+    devices = sorted({str(param.device) for param in params.values()})
+    if len(devices) > 1:
+        raise ValueError(
+            f"the parameters are on several devices ({', '.join(devices)}): move the model to one"
+        )

@@ -1,0 +1,212 @@
+"""Precision, random numbers, memory and profiling: what a step needs to know of torch and the machine.
+
+The Gram matrix spans many decades and its small end decides the step, so reduced precision (TF32, bfloat16) in
+products of J is never silent: it is switched off here. J itself is formed as the user's flags say. Its blocks are
+multiplied in float32 (float64 for float64 networks); their products are summed, and the system solved, in float64.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+# Relative precision of float32 operations that are carried out in a shorter format.
+REDUCED_EPS = {"tf32": 3e-4, "bf16": 3e-3}
+MEMORY_SHARE = 4
+"""The activations of one chunk may take a fraction 1 / MEMORY_SHARE of the free memory."""
+
+RandomState = dict[str, Tensor]
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """Return a context that a running `torch.profiler` shows as `name`; free of cost while nothing is profiled.
+
+    Args:
+        name: `gramgn.forward`, `backward`, `blocks` and `gram` (both inside of backward), `solve` or `update`.
+    """
+    return record_function(name) if torch.autograd._profiler_enabled() else _NOTHING  # type: ignore[attr-defined]
+
+
+def product_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the format in which blocks of J of this dtype are multiplied: at least float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def float64_home(device: torch.device) -> torch.device:
+    """Return where float64 work is done: on `device` itself, for Apple's MPS on the CPU."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def jacobian_eps(
+    model: nn.Module, dtype: torch.dtype, device: torch.device, reduced: torch.dtype | None = None
+) -> float:
+    """Return the relative precision of J: that of its dtype, or of a shorter format that flags let float32 use.
+
+    Args:
+        model: The network; convolutions have flags of their own.
+        dtype: The dtype of J.
+        device: The device on which J is formed.
+        reduced: The format of autocast while J was formed; None: no autocast.
+    """
+    eps = torch.finfo(dtype).eps
+    if reduced is not None:
+        return max(eps, REDUCED_EPS["bf16"])
+    if dtype != torch.float32:
+        return eps
+    backends: Any = torch.backends
+    if device.type == "cuda":
+        matmul, conv = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+    else:
+        matmul, conv = backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
+    has_conv = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
+    return max(eps, REDUCED_EPS.get(matmul, 0.0), REDUCED_EPS.get(conv, 0.0) if has_conv else 0.0)
+
+
+def reduced_precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Return autocast to `dtype` on `device`, or an empty context for None. Only for forming J, never for G."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+@contextmanager
+def full_precision_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32 inside the context, whatever the flags allow outside of it."""
+    torch_backends: Any = torch.backends
+    backends = (torch_backends.cuda.matmul, torch_backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee"
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured: nothing may wait for the device then."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the state of torch's random number generators on the CPU and on `device`.
+
+    Empty while a CUDA graph is being captured, where the state cannot be read.
+    """
+    if is_capturing():
+        return {}
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    elif device.type == "mps":
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def set_random_state(state: RandomState, device: torch.device) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+    if "mps" in state:
+        torch.mps.set_rng_state(state["mps"])
+
+
+def drew_random_numbers(before: RandomState, device: torch.device) -> bool:
+    """Return whether random numbers were drawn since `random_state` returned `before`."""
+    now = random_state(device)
+    return any(not torch.equal(now[name], state) for name, state in before.items())
+
+
+def probe_weights(num_rows: int, device: torch.device) -> Tensor:
+    """Return weights [num_rows] in [1, 2) that tell rows apart, without drawing random numbers.
+
+    They are multiples of the golden ratio modulo 1, which keep near and far rows apart. In float64 (float32 on MPS).
+    """
+    dtype = torch.float64 if float64_home(device) == device else torch.float32
+    return 1 + (torch.arange(num_rows, dtype=dtype, device=device) * 0.618034) % 1
+
+
+def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callable[[], Tensor]) -> int:
+    """Return the number of samples, from 1 to all, whose activations fit into a quarter of the free memory.
+
+    Args:
+        num_samples: The number of samples b in the batch.
+        model: The network; its parameters and buffers are in memory anyway and do not count.
+        forward_of_one: Runs the network on one sample and records gradients. The random numbers that it draws are
+            restored.
+    """
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with (
+        torch.random.fork_rng(devices=cards),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        device = forward_of_one().device
+    return max(1, min(num_samples, free_bytes(device) // MEMORY_SHARE // max(1, sum(storages.values()))))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the number of bytes that are free on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+@contextmanager
+def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | None = None) -> Iterator[None]:
+    """Turn running out of memory into an error that names sizes and what to lower.
+
+    Args:
+        params: The trainable parameters, m entries in total.
+        residual: The residuals, where they are known.
+
+    Raises:
+        torch.OutOfMemoryError: In place of the allocator's own error, which stays attached as the cause.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        m = sum(param.numel() for param in params.values())
+        row_bytes = sum(param.numel() * param.element_size() for param in params.values())
+        if residual is None:
+            size = f"J takes {row_bytes / 2**20:.4g} MiB per row (one row per sample and output)"
+        else:
+            rows = residual.numel()
+            size = (
+                f"J takes about {rows * row_bytes / 2**20:.4g} MiB for {len(residual)} samples ({rows} rows)"
+            )
+        raise torch.OutOfMemoryError(
+            f"out of memory while forming the Jacobian of {m} parameters: {size}, in addition to the activations. "
+            "Lower the engine's chunk_size (samples at a time, bounds the activations; 'auto' chooses), set "
+            "low_memory=True (J is not held) or lower the batch size (bounds J)"
+        ) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out, on any device."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
