@@ -167,14 +167,14 @@ def test_the_sweeping_process_needs_no_torch(house: House) -> None:
 
 def test_names_of_folders(call: Call, house: House) -> None:
     """H32: short and safe, the same whatever the order and the number of values; all overrides in a file."""
-    long = [f"+recipe.{key}=8" for key in ("alpha", "sgd_lr", "warm_start")]
+    long = [f"scale.{key}=8" for key in ("depth", "limit", "num_images")]
     odd = ("init_from=null", *long, "trainer.epochs=1", "optimizer.lam=1,2")
     assert call(*SMALL, *odd, multirun=True) == 0
     sweep = sweep_of(house)
     assert sweep.path.name.startswith("adhoc-")
     before = {each.folder for each in sweep.cells()}
     assert all(len(folder.name) <= 70 for folder in before)
-    assert "+recipe.warm_start=8" in sweep.cells()[0].overrides
+    assert "scale.num_images=8" in sweep.cells()[0].overrides
     assert "optimizer.lam=1,2" in sweep.read()["command"]
     assert call(*reversed(odd), *SMALL, "tracking=none", "on_failure=stop", multirun=True) == 0
     assert {each.folder for each in sweep_of(house).cells()} == before

@@ -163,7 +163,7 @@ def test_arrays_are_predicted_too(house: House, tmp_path: Path, capsys: pytest.C
     path = house.root / "data" / "raw" / "retinamnist" / "retinamnist.npz"
     path.parent.mkdir()
     np.savez(path, **arrays)
-    run = train(house, "dataset=retinamnist", *SMALL_NET, "trainer.epochs=1", "recipe.limit=null")
+    run = train(house, "dataset=retinamnist", *SMALL_NET, "trainer.epochs=1", "scale.limit=null")
     out = tmp_path / "grades.csv"
     assert tool(house, "predict", f"run={run}", f"images={path}", f"out={out}") == 0
     found = predictions(out)

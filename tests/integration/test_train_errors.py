@@ -28,7 +28,7 @@ CASES = {
         ["optimizer=gnn"],
         ["optimizer=gnn", "did you mean 'ggn'", "adamw, ggn, ggn_lm, ggn_spring, muon, sgd"],
     ),
-    "an unknown recipe": (["+recipe.alhpa=1"], ["'recipe.alhpa'", "did you mean 'alpha'"]),
+    "an unknown size": (["+scale.depht=1"], ["'scale.depht'", "did you mean 'depth'"]),
     "an unknown tracking key": (["+tracking.projekt=x"], ["'tracking.projekt'", "did you mean 'project'"]),
     "an unknown key of torch's": (
         ["optimizer=sgd", "+optimizer.momentun=0.5"],
@@ -78,7 +78,6 @@ CASES = {
     "no model": (["model=null"], ["cannot be used", "must be a string"]),
     "a key that was removed": (["~seed"], ["seed must not be removed"]),
     "a setting that was removed": (["~trainer.epochs"], ["trainer.epochs must not be removed"]),
-    "no recipe": (["recipe=null"], ["recipe=None"]),
     "images of enormous size": (
         ["dataset=rsna_synthetic", "model=resnet_gn", "trainer.image_size=100000"],
         ["image_size", "2048"],

@@ -8,7 +8,7 @@ import pytest
 from house import SMALL, Call, House, read_run
 
 FACES = ("experiment=fig1/afad_ggn_fixup", *SMALL, "trainer.epochs=1")
-HANDS = ("experiment=fig1/rsna_ggn_fixup", *SMALL, "trainer.epochs=1", "+recipe.warm_start=blobs")
+HANDS = ("experiment=fig1/rsna_ggn_fixup", *SMALL, "trainer.epochs=1", "warm_start.dataset=blobs")
 
 
 def test_the_choice_is_recorded_and_absent_where_there_is_none(call: Call, house: House) -> None:

@@ -64,8 +64,8 @@ def test_names_of_jobs_are_short_and_safe(call: Call, house: House) -> None:
     """H32: many overrides, a path and odd characters; all of them stand in run.json."""
     odd = [
         *SMALL,
-        "+recipe.warm_start='a b/../c','d/e'",
-        *(f"+recipe.{key}=8" for key in ("alpha", "sgd_lr")),
+        "warm_start.sweep='a b/../c','d/e'",
+        *(f"scale.{key}=8" for key in ("depth", "limit")),
         "seed=1,2",
     ]
     assert call(*odd, multirun=True) == 0
@@ -74,7 +74,7 @@ def test_names_of_jobs_are_short_and_safe(call: Call, house: House) -> None:
         assert "/" not in folder.parent.name
         assert folder.parent.parent == house.root / "outputs" / "sweeps"
         told = [entry.replace("'", "") for entry in read_run(folder)["overrides"]]
-        assert {"+recipe.warm_start=a b/../c", "+recipe.warm_start=d/e"} & set(told)
+        assert {"warm_start.sweep=a b/../c", "warm_start.sweep=d/e"} & set(told)
 
 
 @pytest.mark.parametrize("optimizer", ["ggn", "sgd"])
@@ -303,4 +303,3 @@ def test_the_documented_objects_are_the_ones_configured() -> None:
             sgd = compose("train", overrides=[f"dataset={dataset}", "optimizer=sgd"])
             assert (sgd.optimizer.lr, sgd.optimizer.momentum) == (lr, 0.9)
         assert compose("train", overrides=["optimizer.alpha=7"]).optimizer.alpha == 7
-        assert compose("train", overrides=["recipe.alpha=8"]).optimizer.alpha == 8

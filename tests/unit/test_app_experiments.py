@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app import set_repository
 from gramgn.app._folders import register_resolvers
-from gramgn.app._schema import check_entries, plain
+from gramgn.app._schema import check_entries, plain, run_entries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
@@ -45,7 +45,7 @@ def config_of(*overrides: str) -> DictConfig:
 
 
 def resolved(*overrides: str) -> dict[str, Any]:
-    return plain(compose("train", overrides=list(overrides)))
+    return run_entries(plain(compose("train", overrides=list(overrides))))
 
 
 def choices(config: DictConfig) -> dict[str, str | None]:
@@ -90,7 +90,7 @@ def test_an_experiment_is_what_its_name_says(experiment: str, scale: str, data: 
         source = {"sgd_bn": "fig1/afad_sgd_bn", "ggn_spring_gn": "ours/afad_ggn_spring_gn"}
         # Both Fixup curves start from the network that GGN trained.
         assert start == f"${{gramgn.trained:{source.get(curve, 'fig1/afad_ggn_fixup')}}}"
-        assert config.recipe.warm_start == ("afad" if data == "real" else "afad_synthetic")
+        assert config.warm_start.dataset == "afad"
     check_entries(resolved(*words, "init_from=null"))
 
 

@@ -66,13 +66,14 @@ def write_run(
     return folder
 
 
-def asking(**recipe: Any) -> DictConfig:
+def asking(*, dataset: str | None = "afad", sweep: str | None = None, grid: str | None = None) -> DictConfig:
     """Return the part of a configuration that the resolvers look at."""
     return OmegaConf.create(
         {
             "init_from": f"${{gramgn.trained:{SOURCE}}}",
             "seed": 0,
-            "recipe": {"warm_start": "afad_synthetic", **recipe},
+            "warm_start": {"dataset": dataset, "sweep": sweep},
+            "best_alpha": {"sweep": grid},
             "dataset": {"name": "rsna_synthetic"},
             "model": MODEL,
             "trainer": {"scale": "laptop", "epochs": 20},
@@ -81,8 +82,8 @@ def asking(**recipe: Any) -> DictConfig:
     )
 
 
-def start(**recipe: Any) -> str:
-    found = plain(asking(**recipe))["init_from"]
+def start(**given: str | None) -> str:
+    found = plain(asking(**given))["init_from"]
     assert isinstance(found, str)
     return found
 
@@ -121,9 +122,9 @@ def test_of_several_the_one_that_fits(outputs: Path) -> None:
 def test_in_a_sweep_of_a_name(outputs: Path) -> None:
     write_run(outputs / "sweeps" / "x" / "a")
     write_run(outputs / "sweeps" / "y" / "a", time_utc="2027-01-01T00:00:00Z")
-    assert start(warm_start_sweep="y") == "outputs/sweeps/y/a"
+    assert start(sweep="y") == "outputs/sweeps/y/a"
     with pytest.raises(ConfigError, match=r"no run .* in the sweep z .*2 of sweep|1 of sweep x"):
-        start(warm_start_sweep="z")
+        start(sweep="z")
 
 
 def test_none_names_the_command_that_makes_it(outputs: Path) -> None:
@@ -172,12 +173,14 @@ def test_a_damaged_record_is_named_and_left_out(outputs: Path, capsys: pytest.Ca
 
 
 def test_a_data_set_without_a_warm_start(outputs: Path) -> None:
-    with pytest.raises(ConfigError, match=r"recipe\.warm_start does not say.*dataset=rsna_synthetic"):
-        start(warm_start=None)
+    with pytest.raises(
+        ConfigError, match=r"warm_start\.dataset does not say.*warm_start\.dataset=<its name>"
+    ):
+        start(dataset=None)
 
 
-def best(lam: float = 0.25, **recipe: Any) -> float:
-    config = asking(**recipe)
+def best(lam: float = 0.25, **given: str | None) -> float:
+    config = asking(**given)
     config.init_from = None
     config.optimizer = {"lam": lam, "alpha": "${gramgn.best_alpha:lambda_alpha}"}
     found = plain(config)["optimizer"]["alpha"]
@@ -239,10 +242,10 @@ def test_the_best_alpha_needs_a_grid_of_the_same_kind(outputs: Path) -> None:
 def test_of_several_grids_one_must_be_named(outputs: Path) -> None:
     write_cell(outputs / "sweeps" / "first", 0.25, 1, 0.1)
     write_cell(outputs / "sweeps" / "second", 0.25, 3, 0.1)
-    with pytest.raises(ConfigError, match=r"first, second.*recipe\.alpha_sweep="):
+    with pytest.raises(ConfigError, match=r"first, second.*best_alpha\.sweep="):
         best()
-    assert best(alpha_sweep="first") == 1.0
-    assert best(alpha_sweep="second") == 3.0
+    assert best(grid="first") == 1.0
+    assert best(grid="second") == 3.0
 
 
 def test_an_unfinished_grid_has_no_best_alpha(outputs: Path) -> None:

@@ -121,24 +121,24 @@ def test_command_lines() -> None:
     )
     assert words(LAPTOP, "rsna_sgd_fixup") == (
         "-m experiment=fig1/rsna_sgd_fixup dataset=rsna_synthetic trainer=laptop trainer.epochs=20 seed=0,1,2 "
-        "recipe.warm_start_sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-rsna_sgd_fixup"
+        "warm_start.sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-rsna_sgd_fixup"
     )
     assert words(LAPTOP, GRID) == (
         "-m sweep=lambda_alpha dataset=rsna_synthetic trainer=laptop trainer.epochs=10 seed=0,1,2 "
         "dataset.limit=512 "
-        "recipe.warm_start_sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-lambda_alpha"
+        "warm_start.sweep=paper-laptop-synthetic-afad_ggn_fixup name=paper-laptop-synthetic-lambda_alpha"
     )
     assert words(LAPTOP, CURVES) == (
         "-m sweep=lambda_alpha_curves dataset=rsna_synthetic trainer=laptop trainer.epochs=20 seed=0 "
-        "recipe.warm_start_sweep=paper-laptop-synthetic-afad_ggn_fixup "
-        "recipe.alpha_sweep=paper-laptop-synthetic-lambda_alpha name=paper-laptop-synthetic-lambda_alpha_curves"
+        "warm_start.sweep=paper-laptop-synthetic-afad_ggn_fixup "
+        "best_alpha.sweep=paper-laptop-synthetic-lambda_alpha name=paper-laptop-synthetic-lambda_alpha_curves"
     )
     alone = LAPTOP.arguments(step_of("afad_sgd_bn"), [2])
     assert "seed=choice(2)" in alone  # swept, as in the whole command: the job keeps its folder
     real = Chain(SCALES["paper"], "real", ("tracking=none",))
     assert words(real, "rsna_sgd_bn") == (
         "-m experiment=fig1/rsna_sgd_bn dataset=rsna trainer=paper trainer.epochs=30 seed=0,1,2 "
-        "recipe.warm_start_sweep=paper-paper-real-afad_sgd_bn name=paper-paper-real-rsna_sgd_bn tracking=none"
+        "warm_start.sweep=paper-paper-real-afad_sgd_bn name=paper-paper-real-rsna_sgd_bn tracking=none"
     )
     assert "dataset.limit" not in words(real, GRID)
     full = Chain(SCALES["paper"], "synthetic")
@@ -158,8 +158,8 @@ def test_every_command_line_composes(name: str, scale: str, data: str) -> None:
     assert config.trainer.epochs == chain.epochs(step)
     assert config.dataset.name == chain.dataset(step)
     if step.warm_start is not None:
-        assert config.recipe.warm_start == chain.dataset(step_of(step.warm_start))
-        assert config.recipe.warm_start_sweep == chain.folder_name(step.warm_start)
+        assert config.warm_start.dataset == step_of(step.warm_start).dataset
+        assert config.warm_start.sweep == chain.folder_name(step.warm_start)
 
 
 def test_the_laptop_chain_takes_less_than_two_hours() -> None:
@@ -314,7 +314,7 @@ def test_raw_data_that_is_not_there(root: Path, trainer: Trainer, capsys: pytest
 
 @pytest.mark.parametrize(
     "override",
-    ["seed=3", "name=x", "+trainer.epochs=1", "dataset=afad", "init_from=x", "recipe.limit=9", "word"],
+    ["seed=3", "name=x", "+trainer.epochs=1", "dataset=afad", "init_from=x", "scale.limit=9", "word"],
 )
 def test_an_override_that_the_chain_makes_itself(override: str) -> None:
     with pytest.raises(ConfigError, match=override.lstrip("+").split("=")[0]):

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from gramgn.app._folders import register_resolvers
 from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
 from gramgn.app._repository import absolute, repository, set_repository
-from gramgn.app._schema import check_keys, plain, run_entries
+from gramgn.app._schema import ENTRIES, check_keys, plain, run_entries
 from gramgn.app._sweep._launcher import (
     OTHER_LAUNCHER,
     choices_of,
@@ -149,7 +149,8 @@ def run_job(config: DictConfig) -> float | None:
 def prepare_config(overrides: list[str]) -> dict[str, Any]:
     """Compose and check ``conf/prepare.yaml``: a data set, ``image_size`` and ``archive``."""
     config = plain(compose_config(overrides, "prepare"))
-    check_keys("", config, ("dataset", "image_size", "archive", "recipe"))
+    # conf/local may set keys of a training as well.
+    check_keys("", run_entries(config), ("dataset", "image_size", "archive", "paths", *ENTRIES))
     return config
 
 

@@ -175,9 +175,9 @@ class Chain:
         if self.data == "synthetic":
             words += self.scale.overrides
         if step.warm_start is not None:
-            words.append(f"recipe.warm_start_sweep={self.folder_name(step.warm_start)}")
+            words.append(f"warm_start.sweep={self.folder_name(step.warm_start)}")
         if step.grid is not None:
-            words.append(f"recipe.alpha_sweep={self.folder_name(step.grid)}")
+            words.append(f"best_alpha.sweep={self.folder_name(step.grid)}")
         return [*words, f"name={self.folder_name(step.name)}", *self.extra]
 
     def job_s(self, step: Step) -> float:

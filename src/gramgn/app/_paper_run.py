@@ -19,7 +19,7 @@ from gramgn.app._main import compose_config
 from gramgn.app._paper import Chain, Step
 from gramgn.app._paper_state import Progress, duration, headline, progress, table
 from gramgn.app._repository import repository, shown
-from gramgn.app._schema import TrackingConfig, check_entries, plain
+from gramgn.app._schema import TrackingConfig, check_entries, plain, run_entries
 from gramgn.errors import ConfigError, DataError, InputError
 from gramgn.progress import say
 from gramgn.stopping import StopRequested
@@ -52,7 +52,7 @@ def check_overrides(extra: Sequence[str]) -> None:
         key, is_override, _ = word.lstrip("+~").partition("=")
         if not is_override:
             raise ConfigError(f"{word!r} is no override; write key=value, e.g. trainer.device=cuda")
-        if key in OWN_KEYS or key.startswith("recipe."):
+        if key in OWN_KEYS or key.startswith(("warm_start.", "best_alpha.", "scale.")):
             raise ConfigError(
                 f"{word}: the chain sets {key} itself, differently for its steps; choose with --scale and --data, "
                 "or run a step of your own with train.py"
@@ -68,7 +68,9 @@ def missing_data(chain: Chain) -> dict[str, str]:
     wrong: dict[str, str] = {}
     names = list(dict.fromkeys(chain.dataset(step) for step in chain.steps))
     for name in names:
-        config = plain(compose_config([f"dataset={name}", f"trainer={chain.scale.name}", *chain.extra]))
+        config = run_entries(
+            plain(compose_config([f"dataset={name}", f"trainer={chain.scale.name}", *chain.extra]))
+        )
         if chain.extra:  # not without: the check needs torch, and conf/ itself is right
             check_entries(config)
             TrackingConfig(**config["tracking"])

@@ -135,13 +135,30 @@ def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
         The configuration with every path relative to the repository or cut to its last name, and the paths
         that this changed by dotted key: kept in the run folder's ``local.json``, which is never uploaded.
     """
-    recorded = portable(dict(config), repository())
+    recorded = {key: value for key, value in config.items() if key != "paths"}
+    recorded["dataset"] = _with_default_paths(config["dataset"], config.get("paths") or {})
+    recorded = portable(recorded, repository())
     local = {}
     for keys in PATH_KEYS:
         value = _get(config, keys)
         if value is not None and absolute(value) != absolute(_get(recorded, keys)):
             local[".".join(keys)] = str(absolute(value))
     return recorded, local
+
+
+def _with_default_paths(dataset: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``dataset`` section as it would be without ``paths.*`` of this machine (``conf/local``)."""
+    section = dict(dataset)
+    for key, name in (("root", "raw"), ("prepared_root", "prepared")):
+        base, value = paths.get(name), section.get(key)
+        if (
+            isinstance(base, str)
+            and isinstance(value, str)
+            and absolute(value).is_relative_to(absolute(base))
+        ):
+            relative = absolute(value).relative_to(absolute(base))
+            section[key] = (Path("data") / name / relative).as_posix()
+    return section
 
 
 def write_local_paths(local: Mapping[str, str], folder: Path) -> None:

@@ -23,6 +23,7 @@ from gramgn.progress import say
 from gramgn.records import RunFolder, SweepFolder, find_runs
 
 ENDED = ("done", "diverged")
+SYNTHETIC = "_synthetic"
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ def register_run_resolvers() -> None:
 def trained(experiment: str, *, _root_: DictConfig) -> str:
     """Return the folder of a finished run of an experiment to start from, relative to the repository.
 
-    It has the seed, scale and network of the configuration it is asked from, and was trained on
-    ``recipe.warm_start``, in the sweep ``recipe.warm_start_sweep`` if that is given. Of several the oldest is
-    taken, so that the same command finds the same one again.
+    It has the seed, scale and network of the configuration that asks, and was trained on ``warm_start.dataset``
+    (on a synthetic data set: on the synthetic form of that one), in the sweep ``warm_start.sweep`` if that is given.
+    Of several the oldest is taken, so that the same command finds the same one again.
 
     Args:
         experiment: Name of a file below ``conf/experiment/``, e.g. ``"fig1/afad_ggn_fixup"``.
@@ -93,14 +94,15 @@ def trained(experiment: str, *, _root_: DictConfig) -> str:
     Raises:
         ConfigError: If there is none, or none that is finished, or it diverged; with the command that makes it.
     """
-    dataset = OmegaConf.select(_root_, "recipe.warm_start")
+    dataset = OmegaConf.select(_root_, "warm_start.dataset")
     if dataset is None:
         raise ConfigError(
-            f"init_from: this experiment starts from a network of {experiment}, and recipe.warm_start does not "
-            f"say on which data set it was trained. dataset={_name(_root_.dataset)} does not set it: choose "
-            "dataset=rsna or dataset=rsna_synthetic, or give init_from=<run folder>"
+            f"init_from: this run starts from a network of {experiment}, and warm_start.dataset does not say on "
+            "which data set that was trained. Give warm_start.dataset=<its name>, or init_from=<run folder>"
         )
-    sweep = OmegaConf.select(_root_, "recipe.warm_start_sweep")
+    if _name(_root_.dataset).endswith(SYNTHETIC) and not dataset.endswith(SYNTHETIC):
+        dataset += SYNTHETIC
+    sweep = OmegaConf.select(_root_, "warm_start.sweep")
     wanted = Wanted(dataset, _root_.trainer.scale, _plain(_root_.model), seed=_root_.seed, sweep=sweep)
     path = find_trained(experiment, wanted, repository() / "outputs")
     found = path.relative_to(repository()).as_posix()
@@ -166,7 +168,7 @@ def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
     Raises:
         ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
     """
-    folder = OmegaConf.select(_root_, "recipe.alpha_sweep")
+    folder = OmegaConf.select(_root_, "best_alpha.sweep")
     lam, scale, dataset = float(_root_.optimizer.lam), _root_.trainer.scale, _name(_root_.dataset)
     convention = _root_.optimizer.get("damping_convention")
     wanted = Wanted(dataset, scale, _plain(_root_.model), lam=lam, convention=convention, sweep=folder)
@@ -207,7 +209,7 @@ def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, P
         names = ", ".join(sorted(grid.name for grid in grids))
         raise ConfigError(
             f"optimizer.alpha: there are several grids of sweep={sweep} on {place}: {names}. "
-            "Choose one with recipe.alpha_sweep=<its name>"
+            "Choose one with best_alpha.sweep=<its name>"
         )
     ((grid, cells),) = grids.items()
     if unfinished := _unfinished(grid):

@@ -17,8 +17,16 @@ from gramgn.errors import ConfigError, InputError, first_line, nearest
 
 TRACKING_MODES = ("offline", "online", "none")
 OBJECT_SECTIONS = ("dataset", "model", "optimizer")
-ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "recipe", "seed", "name", "init_from", "resume")
-# Of a whole sweep, and so of no run: it is not in run.json.
+ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "seed", "name", "init_from", "resume")
+# Sections that only set other keys while a configuration is composed, with their keys: none is recorded with a run.
+SOURCES = {
+    "scale": ("epochs", "batch_size", "image_size", "depth", "limit", "num_images"),
+    "warm_start": ("dataset", "sweep"),
+    "best_alpha": ("sweep",),
+}
+# Where data sets lie on this machine: recorded in the run folder's local.json only.
+PATHS = ("raw", "prepared")
+# Concerns a whole sweep: never in a run's run.json.
 SWEEP_ENTRIES = ("on_failure",)
 
 
@@ -53,31 +61,6 @@ class TrackingConfig:
             raise ConfigError(f"tracking.project={self.project!r} must be the name of a W&B project")
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a data set or a scale sets for the choices beside it; a configuration reads it as ``recipe.<key>``.
-
-    Attributes:
-        alpha: GGN's alpha for this data set.
-        sgd_lr: SGD's learning rate for this data set.
-        depth: Depth of networks that have one.
-        limit: Most images of data sets that have a limit.
-        image_size: Pixels a side.
-        warm_start: Name of the data set whose networks experiments on this one start from.
-        warm_start_sweep: Folder name of the sweep that trained those networks; None: any run under ``outputs/``.
-        alpha_sweep: Folder name of the finished grid that the best alpha is taken from; None: the only one.
-    """
-
-    alpha: float | None = None
-    sgd_lr: float | None = None
-    depth: int | None = None
-    limit: int | None = None
-    image_size: int | None = None
-    warm_start: str | None = None
-    warm_start_sweep: str | None = None
-    alpha_sweep: str | None = None
-
-
 def plain(config: DictConfig) -> dict[str, Any]:
     """Return the configuration fully resolved as plain Python types.
 
@@ -101,8 +84,17 @@ def plain(config: DictConfig) -> dict[str, Any]:
 
 
 def run_entries(container: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a resolved configuration without the entries that are of a whole sweep."""
-    return {key: value for key, value in container.items() if key not in SWEEP_ENTRIES}
+    """Return the entries of a resolved configuration that belong to one run.
+
+    Raises:
+        ConfigError: A section that only sets other keys has an unknown key, or is no section.
+    """
+    for section, names in {**SOURCES, "paths": PATHS}.items():
+        given = container.get(section, {})
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{section}={given!r} must be a mapping of {', '.join(names)}")
+        check_keys(section, given, names)
+    return {key: value for key, value in container.items() if key not in (*SOURCES, *SWEEP_ENTRIES)}
 
 
 def _said_by_resolver(error: BaseException) -> InputError | None:
@@ -119,9 +111,9 @@ def check_entries(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: For an unknown key, with the nearest valid one; a section that is no section; a bad seed.
     """
-    check_keys("", config, (*ENTRIES, *SWEEP_ENTRIES))
+    check_keys("", config, (*ENTRIES, "paths"))
     _check_complete("", config, ENTRIES)
-    for section in (*OBJECT_SECTIONS, "trainer", "tracking", "recipe"):
+    for section in (*OBJECT_SECTIONS, "trainer", "tracking"):
         if not isinstance(config.get(section), Mapping):
             raise ConfigError(
                 f"{section}={config.get(section)!r} must be one of the choices in conf/{section}"
@@ -131,11 +123,10 @@ def check_entries(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"conf/{section}: the chosen file names no _target_, the class to build")
     from gramgn.training import TrainerConfig
 
-    for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig), ("recipe", Recipe)):
+    for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig)):
         names = [field.name for field in fields(schema)]
         check_keys(section, config[section], names)
-        if section != "recipe":
-            _check_complete(section, config[section], names)
+        _check_complete(section, config[section], names)
     _check_finite("", config)
     seed = config["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:

@@ -10,10 +10,8 @@ from typing import Any
 from ._entries import Entry
 
 # Groups whose keys mean something only beside the choice: alpha of GGN is not compared with a run of SGD.
-# A data set brings its recipe with it.
 _CHOSEN = {
     "dataset": "dataset",
-    "recipe": "dataset",
     "model": "model",
     "optimizer": "optimizer",
     "trainer": "trainer",

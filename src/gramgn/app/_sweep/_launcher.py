@@ -31,6 +31,8 @@ OTHER_LAUNCHER = (
 
 
 SWEEPS = "outputs/sweeps"
+# Files in conf/ that follow from other choices, or from the machine.
+DERIVED_GROUPS = ("dataset_optimizer", "scale", "local")
 MANY = 100  # composing that many takes seconds
 
 
@@ -177,12 +179,12 @@ def check_place(folder: Path, name: Any) -> None:
 
 
 def choices_of(hydra: Any) -> dict[str, str]:
-    """Return the option chosen in each group of ours; a group without one is absent."""
+    """Return the option chosen in each group that a user chooses from; a group without one is absent."""
     chosen: Mapping[Any, Any] = hydra.runtime.choices
     return {
         str(group): str(option)
         for group, option in chosen.items()
-        if option is not None and not str(group).startswith("hydra")
+        if option is not None and not str(group).startswith("hydra") and group not in DERIVED_GROUPS
     }
 
 

@@ -152,6 +152,7 @@ class AFADSynthetic(StandIn, AFAD):
         num_images: How many photos; ``"full"`` for 59,344, as many as AFAD-Lite.
         seed: Same seed, same bytes (with the same numpy and Pillow).
         apparent_age_sd: Standard deviation in years of a person's apparent minus real age.
+        variant: Always ``"lite"``, the set that these faces stand in for.
         max_age: Leave out older faces; no bound if None.
         options: See `gramgn.data.ImageDataset`.
 
@@ -169,6 +170,7 @@ class AFADSynthetic(StandIn, AFAD):
         num_images: int | str = DEFAULT_NUM_IMAGES,
         seed: int = 0,
         apparent_age_sd: float = APPARENT_AGE_SD,
+        variant: str = "lite",
         max_age: int | None = None,
         **options: Unpack[DatasetOptions],
     ) -> None:
@@ -177,7 +179,8 @@ class AFADSynthetic(StandIn, AFAD):
         self.num_images, self.seed = self.checked_number(num_images), self.checked_seed(seed)
         self.apparent_age_sd = _check.number("apparent_age_sd", apparent_age_sd, minimum=0.0, maximum=20.0)
         folder = self.base / _folder_name(self.num_images, self.seed, self.apparent_age_sd, APPARENT_AGE_SD)
-        AFAD.__init__(self, folder, variant="lite", max_age=max_age, **options)
+        variant = _check.choice("variant", variant, ("lite",))
+        AFAD.__init__(self, folder, variant=variant, max_age=max_age, **options)
 
     def drawn_with(self) -> dict[str, float]:
         """Return the options that decide the files beside number and seed."""
