@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from gramgn import GramGaussNewton
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._stream import StreamEngine, _conv_paths
-from gramgn.optim._stream._linearisation import StreamLinearisation
 from gramgn.optim.losses import SquaredError
+from gramgn.optim.stream import PATHS, StreamEngine, StreamLinearisation
+from gramgn.optim.stream import conv as conv_module
 
 TOLERANCE = 1e-10
 
@@ -143,11 +143,11 @@ def test_every_way_of_a_convolution(
     x = x.contiguous(memory_format=memory_format)
     model.to(memory_format=memory_format)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_conv_paths, "COLUMNS_BYTES", 0)
-        patch.setattr(_conv_paths, "STRIPS_BYTES", 0)
+        patch.setattr(conv_module, "COLUMNS_BYTES", 0)
+        patch.setattr(conv_module, "STRIPS_BYTES", 0)
         seen = []
-        patch.setitem(_conv_paths.PATHS, path, watched(_conv_paths.PATHS[path], seen))
-        patch.setattr(_conv_paths, "LEAST_SAMPLES", 2)
+        patch.setitem(PATHS, path, watched(PATHS[path], seen))
+        patch.setattr(conv_module, "LEAST_SAMPLES", 2)
         assert_right(Problem(model, (x,), torch.sin), StreamEngine(conv_path=path))
         assert seen
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn.models import ResNetFixup
-from gramgn.optim import runtime as _memory
+from gramgn.optim import runtime
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._stream import StreamEngine, _conv_paths, _factors, _rules_conv
-from gramgn.optim._stream._linearisation import GraphJacobian
 from gramgn.optim.closure import Trained
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.losses import CrossEntropy, SquaredError
+from gramgn.optim.stream import CONV_PATHS, PATHS, StreamEngine, blocks, conv
+from gramgn.optim.stream.jacobian import GraphJacobian
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()
@@ -91,11 +91,11 @@ def test_a_shared_tensor_as_long_as_the_batch_is_not_cut_silently() -> None:
 
 def test_auto_takes_what_fits_and_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, engine = CASES_BY_NAME["resnet_fixup"].make(), StreamEngine(chunk_size="auto")
-    monkeypatch.setattr(_memory, "free_bytes", lambda _: 10**12)
+    monkeypatch.setattr(runtime, "free_bytes", lambda _: 10**12)
     assert_right(problem, engine)
     assert engine.state_dict()["samples_at_a_time"] == {5: 5}
     small = StreamEngine(chunk_size="auto")
-    monkeypatch.setattr(_memory, "free_bytes", lambda _: 1)
+    monkeypatch.setattr(runtime, "free_bytes", lambda _: 1)
     assert_right(problem, small)
     assert small.state_dict()["samples_at_a_time"] == {5: 1}
     resumed = StreamEngine(chunk_size="auto")
@@ -109,12 +109,12 @@ def test_auto_counts_what_autograd_saves() -> None:
     x = torch.randn(1, 1000, dtype=torch.float64)
     # The input, the tanh's output (kept once, for itself and for the last layer): 16 kB; weights don't count.
     per_sample = 2 * 8 * 1000
-    free = 10 * per_sample * _memory.MEMORY_SHARE
+    free = 10 * per_sample * runtime.MEMORY_SHARE
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_memory, "free_bytes", lambda _: free)
-        assert _memory.samples_that_fit(100, model, lambda: model(x)) == 10
-        assert _memory.samples_that_fit(7, model, lambda: model(x)) == 7
-    assert _memory.free_bytes(torch.device("cpu")) > 2**20
+        patch.setattr(runtime, "free_bytes", lambda _: free)
+        assert runtime.samples_that_fit(100, model, lambda: model(x)) == 10
+        assert runtime.samples_that_fit(7, model, lambda: model(x)) == 7
+    assert runtime.free_bytes(torch.device("cpu")) > 2**20
 
 
 def test_auto_draws_no_random_numbers_from_the_user() -> None:
@@ -160,12 +160,12 @@ def test_probing_times_once_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     assert_right(problem, engine)
     choices = engine.state_dict()["conv_paths"]
     assert choices
-    assert set(choices.values()) <= set(_conv_paths.PATHS)
+    assert set(choices.values()) <= set(PATHS)
 
     def no_clock() -> float:
         raise AssertionError("timed again")
 
-    monkeypatch.setattr(_rules_conv.time, "perf_counter", no_clock)
+    monkeypatch.setattr(conv.time, "perf_counter", no_clock)
     assert_right(problem, engine)
     resumed = StreamEngine(conv_path="probe")
     resumed.load_state_dict(engine.state_dict())
@@ -176,7 +176,7 @@ def test_probing_times_once_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
         linearised(problem, resumed)
 
 
-@pytest.mark.parametrize("conv_path", _rules_conv.CONV_PATHS)
+@pytest.mark.parametrize("conv_path", CONV_PATHS)
 def test_conv_paths_agree(conv_path: str) -> None:
     for name in ("padded_convolutions", "resnet_gn", "sequence", "convolution_twice"):
         assert_right(CASES_BY_NAME[name].make(), StreamEngine(conv_path=conv_path))
@@ -241,7 +241,7 @@ def test_tables_and_layers_over_places(
     model = Language(entries, 5, outputs, padding).double()
     tokens = torch.randint(0, entries, (b, places))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_factors, "MOST_PAIRS", pairs)
+        patch.setattr(blocks, "MOST_PAIRS", pairs)
         assert_right(Problem(model, (tokens,), torch.sin), StreamEngine(chunk_size=chunk_size))
 
 

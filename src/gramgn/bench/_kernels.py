@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from gramgn.bench._problem import Problem
 from gramgn.bench._timing import interleaved
-from gramgn.optim._stream._accumulator import gram_of
-from gramgn.optim._stream._buffers import Buffers
-from gramgn.optim._stream._conv_paths import PATHS, applicable, static_choice
+from gramgn.optim.stream import PATHS, Buffers, Memory, applicable, gram_of, static_choice
 
 SUMMED, GRAM = "summed", "Gram"
 ROUNDS = 5
@@ -81,23 +79,14 @@ def time_kernels(problem: Problem, channels_last: bool, rounds: int = ROUNDS) ->
     return [_timed(*layers[key], counts[key], rounds) for key in layers]
 
 
-class _Scratch:
-    """Memory of one layer's block, kept from call to call as the engine keeps it."""
-
-    def __init__(self, samples: int) -> None:
-        self.buffers = Buffers()
-        self._samples = samples
-
-    def rows(self, parts: int, size: int, like: Tensor) -> Tensor:
-        return self.buffers.get("J", (parts, self._samples, size), like)
-
-
 def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) -> Kernels:
     padding = conv.padding
     assert isinstance(padding, tuple)
     names = applicable(conv, x, grad, padding)
-    scratch = _Scratch(len(x))
-    chosen = static_choice(names, conv, x.device)
+    buffers = Buffers()
+    # The block's memory is reused from call to call, as in the engine.
+    scratch = Memory(buffers, lambda parts, size, like: buffers.get("J", (parts, len(x), size), like))
+    chosen = static_choice(names, conv)
     block = PATHS[chosen](conv, x, grad, padding, scratch).rows.clone()
 
     def summed() -> None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gramgn.optim._info import StepInfo
-from gramgn.optim._stream import StreamEngine, StreamLinearisation
 from gramgn.optim.closure import Closure, Trained
 from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.stream import StreamEngine, StreamLinearisation
 
 T = TypeVar("T")
 WARM_UP = 3

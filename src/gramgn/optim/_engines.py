@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._stream import CONV_PATHS, StreamEngine
 from gramgn.optim._vmap_engine import VmapEngine
 from gramgn.optim.gram import Engine
+from gramgn.optim.stream import CONV_PATHS, StreamEngine
 
 ENGINE_NAMES = ("stream", "vmap", "loop")
 JACOBIAN_DTYPES = {"bfloat16": torch.bfloat16}

@@ -1,6 +1,6 @@
-"""J and G, put together as the layers' blocks arrive.
+"""Assembles J and G from the layers' blocks as they arrive.
 
-b samples, k residuals per sample; rows (sample, residual).
+b samples, k residuals per sample; rows of J are ordered by (sample, residual).
 """
 
 from __future__ import annotations
@@ -11,29 +11,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramgn.optim._stream._blocks import Block, Layout
-from gramgn.optim._stream._buffers import Buffers
-from gramgn.optim._stream._factors import Factors, LinearFactors, joined, weighted
-from gramgn.optim._stream._verification import Comparison
 from gramgn.optim.closure import Trained
+from gramgn.optim.gram import symmetric
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span
+from gramgn.optim.stream.blocks import Block, Buffers, Factors, Layout, LinearFactors, joined, weighted
+from gramgn.optim.stream.verify import Comparison
 
 SMALL = 64
-"""Blocks of at most so many columns are multiplied together."""
+"""Blocks of at most this many columns are concatenated before they are multiplied."""
 
 LARGE, MANY_ROWS = 10_000_000, 256
-"""Multiply-adds of a product that takes several threads by itself, and rows from which halves pay on a CPU: as
-timed on two cores."""
+"""Number of multiply-adds from which a single product keeps several threads busy, and number of rows from which
+computing it by halves pays on a CPU; both timed on two cores."""
 
 
 @dataclass
 class Held:
-    """The block of one parameter, as far as it has arrived.
+    """The rows of one parameter that have arrived so far.
 
     Attributes:
-        rows: [parts, b k, size], or [parts, b, size] of one residual that is all there is.
-        layout: Where the entries belong.
-        own: Whether the memory is the accumulator's, to be added to.
+        rows: [parts, b k, size], or [parts, b, size] for the only residual.
+        layout: The place of each entry in the parameter.
+        own: Whether the accumulator owns the memory and may add to it.
     """
 
     rows: Tensor
@@ -43,13 +42,13 @@ class Held:
 
 @dataclass(frozen=True)
 class SmallBlocks:
-    """Blocks of few columns side by side.
+    """Blocks of few columns, concatenated.
 
     Attributes:
         names: The parameters.
         sizes: The number of columns of each.
-        layouts: Where their entries belong.
-        rows: [1, b k, all columns].
+        layouts: The layout of each.
+        rows: [1, b k, sum of sizes].
     """
 
     names: list[str]
@@ -58,8 +57,8 @@ class SmallBlocks:
     rows: Tensor
 
     def pulled(self, u: Tensor) -> dict[str, Tensor]:
-        """Return the parts of J^T u in the parameters' shapes by name."""
-        columns = _times_rows(u, self.rows)[0].split(self.sizes)
+        """Return each parameter's part of J^T u in the parameter's shape."""
+        columns = vector_times_rows(u, self.rows)[0].split(self.sizes)
         return {
             name: layout.to_param(column)
             for name, layout, column in zip(self.names, self.layouts, columns, strict=True)
@@ -67,15 +66,22 @@ class SmallBlocks:
 
 
 class Accumulator:
-    """Takes per-sample gradients in any order; a parameter's blocks are summed before they are multiplied.
+    """Takes per-sample gradients in any order. All blocks of a parameter are summed before they are multiplied.
 
     Args:
         trained: The trained parameters.
         num_samples: b.
         num_residuals: k.
         buffers: Memory for the blocks.
-        drop: Let each block go once it is multiplied.
-        comparison: Told of J^T w, where that is to be compared.
+        drop: Release each block once it has been multiplied.
+        comparison: Receives J^T w if the Jacobian is to be compared with autograd in this step.
+
+    Attributes:
+        G: The Gram matrix of each parameter group, [groups, b k, b k] in float64, complete and symmetric after
+            `finish`.
+        held: The blocks kept as rows, by parameter.
+        small: The blocks of few columns.
+        factors: The blocks kept as outer products, by layer.
     """
 
     def __init__(
@@ -104,22 +110,21 @@ class Accumulator:
         device = next(iter(trained.params.values())).device
         n = num_samples * num_residuals
         self.G = torch.zeros(trained.num_groups, n, n, dtype=torch.float64, device=float64_home(device))
-        self._G = list(self.G)
 
     def begin(self, start: int, stop: int, j: int, expected: Mapping[str, int]) -> None:
-        """Say what comes next: residual j of a range of samples.
+        """Announce the blocks of residual j of the samples `start` to `stop` - 1.
 
         Args:
             start: The first sample.
             stop: The sample after the last.
             j: The residual.
-            expected: How many blocks will come for each parameter.
+            expected: The number of blocks to come for each parameter.
         """
         self._range, self._j = (start, stop), j
         self._expected, self._arrived = expected, dict.fromkeys(expected, 0)
 
     def rows(self, name: str, parts: int, size: int, like: Tensor) -> Tensor:
-        """Return uninitialised memory [parts, samples, size] for a block, where it will stay if it can."""
+        """Return uninitialised memory [parts, samples, size] for a block, in its final place where possible."""
         start, stop = self._range
         held = self.held.get(name)
         fits = held is None or held.rows.shape == (parts, self.b, size)
@@ -128,7 +133,7 @@ class Accumulator:
         return self._buffers.get(("J", name), (parts, self.b, size), like)[:, start:stop]
 
     def add_block(self, name: str, block: Block) -> None:
-        """Add per-sample gradients; the last ones expected are multiplied at once."""
+        """Add per-sample gradients; once the last expected block has arrived, its product is added to G."""
         held = self.held.get(name)
         start, stop = self._range
         first = not self._arrived[name]
@@ -149,7 +154,7 @@ class Accumulator:
             self._multiply(name)
 
     def add_factors(self, key: str, factors: Factors) -> None:
-        """Add the factors of one residual, D [b, 1, T, F], of the layer called ``key``."""
+        """Add the factors of one residual, with D [b, 1, T, F], of the layer called `key`."""
         several = self._parts.setdefault(key, [])
         if self.k == 1:
             several.append(factors)
@@ -163,17 +168,21 @@ class Accumulator:
             several[-1].D[:, self._j] = factors.D[:, 0]
 
     def finish(self) -> None:
-        """Multiply what has not been: factors, small blocks, those of which fewer came than expected."""
+        """Multiply what is left (factors, small blocks, parameters with missing blocks) and symmetrise G.
+
+        Raises:
+            ValueError: J differs from autograd's; see `Comparison.compare`.
+        """
         rest = [name for name in self.held if name not in self._multiplied]
         small = [name for name in rest if self.trained.params[name].numel() <= SMALL]
         for name in rest:
             if name not in small:
                 self._multiply(name)
-        for group, G in enumerate(self._G):
+        for group in range(self.trained.num_groups):
             names = [name for name in small if self._group[name] == group]
             if names:
-                blocks = self._joined(names)
-                G += gram_of(blocks.rows)
+                blocks = self._concatenated(names)
+                self.G[group].add_(gram_of(blocks.rows))
                 if self.comparison is not None:
                     self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten())
                 if not self._drop:
@@ -181,32 +190,32 @@ class Accumulator:
         with full_precision_products(), span("gramgn.gram"):
             for key, parts in self._parts.items():
                 factors = self.factors[key] = joined(parts)
-                names = [name for name in (factors.weight, getattr(factors, "bias", None)) if name]
-                self._add_factored_gram(factors, names)
+                self._multiply_factors(factors)
                 if self.comparison is not None:
-                    pulled = {name: torch.zeros_like(self.trained.params[name]) for name in names}
+                    pulled = {name: torch.zeros_like(self.trained.params[name]) for name in factors.names()}
                     w = weighted(factors, self.comparison.weights)
-                    factors.add_vjp_(pulled, w, dict.fromkeys(names, 1.0))
+                    factors.add_vjp_(pulled, w, dict.fromkeys(pulled, 1.0))
                     self.comparison.pulled |= pulled
         self._parts.clear()
+        self.G = symmetric(self.G)
         if self.comparison is not None:
             self.comparison.compare()
 
-    def _add_factored_gram(self, factors: Factors, names: list[str]) -> None:
-        groups = {self._group[name] for name in names}
+    def _multiply_factors(self, factors: Factors) -> None:
+        groups = {self._group[name] for name in factors.names()}
         if len(groups) == 1:
-            self._G[groups.pop()] += _float64(factors.gram())
+            self.G[groups.pop()].add_(to_float64(factors.gram()))
             return
         assert isinstance(factors, LinearFactors)
         for weight, bias in ((factors.weight, None), (None, factors.bias)):
             part = LinearFactors(factors.A, factors.D, weight, bias)
-            self._G[self._group[weight or bias or ""]] += _float64(part.gram())
+            self.G[self._group[weight or bias or ""]].add_(to_float64(part.gram()))
 
     def _put(self, held: Held, block: Block, first: bool) -> None:
-        """Copy or add a block into what is held."""
+        """Copy a block into the held rows, or add it to them."""
         rows = block.rows if block.layout == held.layout else block.relaid(held.layout)
         if not held.own and not first:
-            # Never in place: a bias's block may be the very gradient that autograd goes on with.
+            # Never in place: the block of a bias may be the very gradient that autograd still propagates.
             held.rows = held.rows + _split_like(rows, held.rows)
             return
         start, stop = self._range
@@ -221,15 +230,15 @@ class Accumulator:
     def _multiply(self, name: str) -> None:
         with span("gramgn.gram"):
             held = self.held[name]
-            self._G[self._group[name]] += gram_of(held.rows)
+            self.G[self._group[name]].add_(gram_of(held.rows))
             if self.comparison is not None:
-                pulled = _times_rows(self.comparison.weights.flatten(), held.rows).flatten()
+                pulled = vector_times_rows(self.comparison.weights.flatten(), held.rows).flatten()
                 self.comparison.pulled[name] = held.layout.to_param(pulled)
         self._multiplied.add(name)
         if self._drop:
             del self.held[name]
 
-    def _joined(self, names: list[str]) -> SmallBlocks:
+    def _concatenated(self, names: list[str]) -> SmallBlocks:
         held = [self.held.pop(name) for name in names]
         n = self.b * self.k
         rows = [
@@ -244,67 +253,18 @@ class Accumulator:
         )
 
 
-@dataclass(frozen=True)
-class HeldJacobian:
-    """J by layer, as blocks or as factors."""
-
-    accumulated: Accumulator
-
-    def gram(self) -> Tensor:
-        """Return G by group, [groups, b k, b k] in float64."""
-        return self.accumulated.G
-
-    def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """Return J d [b k] in float64 for d by name."""
-        parts = self.accumulated
-        product = parts.G.new_zeros(parts.b * parts.k)
-        with full_precision_products():
-            for factors in parts.factors.values():
-                product += _float64(factors.jvp(direction)).flatten()
-            for name, held in parts.held.items():
-                d = held.layout.from_param(direction[name]).view(len(held.rows), -1)
-                product += _rows_times(held.rows, d)
-            for blocks in parts.small:
-                d = torch.cat(
-                    [
-                        layout.from_param(direction[name])
-                        for name, layout in zip(blocks.names, blocks.layouts, strict=True)
-                    ]
-                )
-                product += _rows_times(blocks.rows, d[None])
-        return product
-
-    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add J^T u, times the scales, to tensors by name."""
-        parts = self.accumulated
-        with full_precision_products():
-            # Everything that takes memory comes before the first parameter is changed.
-            of_factors = [(each, weighted(each, u.view(parts.b, parts.k))) for each in parts.factors.values()]
-            pulled: dict[str, Tensor] = {}
-            for name, held in parts.held.items():
-                pulled[name] = held.layout.to_param(_times_rows(u, held.rows).flatten())
-            for blocks in parts.small:
-                pulled |= blocks.pulled(u)
-            for factors, D in of_factors:
-                factors.add_vjp_(out, D, scales)
-        by_scale: dict[float, list[str]] = {}
-        for name in pulled:
-            by_scale.setdefault(scales[name], []).append(name)
-        for scale, names in by_scale.items():
-            torch._foreach_add_([out[name] for name in names], [pulled[name] for name in names], alpha=scale)
-
-
 def _split_like(rows: Tensor, held: Tensor) -> Tensor:
-    """Return rows, whose entries lie in the order of those held, in as many parts."""
+    """Return rows with the same order of entries as the held ones, split into as many parts."""
     parts, _, size = held.shape
     return rows.transpose(0, 1).reshape(-1, parts, size).transpose(0, 1)
 
 
 def gram_of(rows: Tensor) -> Tensor:
-    """Return the sum over parts of rows rows^T for [parts, n, size], in float64.
+    """Return the sum over parts of rows rows^T for rows [parts, n, size], as [n, n] in float64.
 
-    On a CPU large products go part by part and, for many rows, by halves: what is above the diagonal is below it
-    too. Small ones go together, in several pieces of the columns: one alone wakes the threads for too little work.
+    On a CPU, large products are computed part by part and, for many rows, by halves, since the upper triangle
+    determines the lower one. Small ones are batched over several pieces of the columns, because a single small
+    product gives each thread too little work.
     """
     rows = rows.to(product_dtype(rows.dtype))
     parts, n, size = rows.shape
@@ -312,7 +272,7 @@ def gram_of(rows: Tensor) -> Tensor:
         if rows.device.type == "cpu" and n * n * size >= LARGE:
             G = torch.zeros(n, n, dtype=torch.float64)
             for part in rows:
-                _add_symmetric_(G, part)
+                _add_gram_(G, part)
             return G
         if parts == 1:
             pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
@@ -321,32 +281,33 @@ def gram_of(rows: Tensor) -> Tensor:
     return products.to(float64_home(products.device)).sum(dim=0, dtype=torch.float64)
 
 
-def _add_symmetric_(G: Tensor, rows: Tensor) -> None:
-    """Add rows rows^T to G, forming one of the blocks beside the diagonal where there are many rows."""
+def _add_gram_(G: Tensor, rows: Tensor) -> None:
+    """Add rows rows^T to G, computing only one of the two off-diagonal blocks if there are many rows."""
     n = len(rows)
     if n < MANY_ROWS:
         G += torch.mm(rows, rows.T)
         return
-    upper, lower = slice(0, n // 2), slice(n // 2, n)
-    beside = torch.mm(rows[upper], rows[lower].T)
-    G[upper, lower] += beside
-    G[lower, upper] += beside.T
-    for half in (upper, lower):
-        _add_symmetric_(G[half, half], rows[half])
+    first, second = slice(0, n // 2), slice(n // 2, n)
+    off_diagonal = torch.mm(rows[first], rows[second].T)
+    G[first, second].add_(off_diagonal)
+    G[second, first].add_(off_diagonal.T)
+    for half in (first, second):
+        _add_gram_(G[half, half], rows[half])
 
 
-def _rows_times(rows: Tensor, d: Tensor) -> Tensor:
-    """Return the sum over parts of rows d for [parts, n, size] and [parts, size], in float64."""
+def rows_times_vector(rows: Tensor, d: Tensor) -> Tensor:
+    """Return the sum over parts of rows d for rows [parts, n, size] and d [parts, size], as [n] in float64."""
     dtype = product_dtype(rows.dtype)
-    return _float64(torch.bmm(rows.to(dtype), d.to(dtype).unsqueeze(2))).sum(dim=(0, 2))
+    return to_float64(torch.bmm(rows.to(dtype), d.to(dtype).unsqueeze(2))).sum(dim=(0, 2))
 
 
-def _times_rows(u: Tensor, rows: Tensor) -> Tensor:
-    """Return u rows [parts, size]."""
+def vector_times_rows(u: Tensor, rows: Tensor) -> Tensor:
+    """Return u^T rows [parts, size] for u [n] and rows [parts, n, size]."""
     dtype = product_dtype(rows.dtype)
     u = u.to(rows.device, dtype).expand(len(rows), 1, -1)
     return torch.bmm(u, rows.to(dtype)).squeeze(1)
 
 
-def _float64(matrix: Tensor) -> Tensor:
+def to_float64(matrix: Tensor) -> Tensor:
+    """Return a tensor in float64, on a device that supports it."""
     return matrix.to(float64_home(matrix.device)).to(torch.float64)

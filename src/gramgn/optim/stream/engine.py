@@ -1,8 +1,9 @@
-"""The streaming engine: one forward pass, one backward pass with respect to layer outputs only.
+"""The streaming engine: one forward pass, and one backward pass with respect to layer outputs only.
 
-Samples do not interact, so one backward pass of the summed residuals brings every sample's own gradient of
-every layer's output, k passes for k residuals. As each arrives, the layer's rule turns it into that layer's
-block of J, and the block's product is added to G. Autograd never forms the summed gradient of a weight.
+Samples do not interact, so one backward pass of the summed residuals yields the gradient of every layer's output
+for each sample separately; k residuals take k passes. As each of these gradients arrives, the layer's rule turns
+it into the layer's block of J, and the product of the block with itself is added to G. Autograd never forms the
+summed gradient of a weight.
 """
 
 from __future__ import annotations
@@ -13,18 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._stream._accumulator import Accumulator, HeldJacobian
-from gramgn.optim._stream._backward import Backward, Memories
-from gramgn.optim._stream._capture import end_call, random_state, recorded_calls, start_call
-from gramgn.optim._stream._linearisation import (
-    ChainedJacobian,
-    GraphJacobian,
-    Jacobian,
-    StreamLinearisation,
-)
-from gramgn.optim._stream._owners import find_owners
-from gramgn.optim._stream._rules_conv import ConvPaths
-from gramgn.optim._stream._verification import Comparison
 from gramgn.optim.closure import (
     Batch,
     Closure,
@@ -36,20 +25,41 @@ from gramgn.optim.closure import (
     slopes_of,
 )
 from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import jacobian_eps, reduced_precision, samples_that_fit, span
+from gramgn.optim.runtime import (
+    drew_random_numbers,
+    jacobian_eps,
+    random_state,
+    reduced_precision,
+    samples_that_fit,
+    span,
+)
+from gramgn.optim.stream.accumulate import Accumulator
+from gramgn.optim.stream.backward import Backward, Memories
+from gramgn.optim.stream.capture import end_call, find_owners, recorded_calls, start_call
+from gramgn.optim.stream.conv import ConvPaths
+from gramgn.optim.stream.jacobian import (
+    ChainedJacobian,
+    GraphJacobian,
+    HeldJacobian,
+    Jacobian,
+    StreamLinearisation,
+)
+from gramgn.optim.stream.verify import Comparison
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class StreamEngine:
-    """Forms J layer by layer. Memory for J is kept between steps; copies of the engine start empty.
+    """Forms J layer by layer. Memory for J is kept between steps; copies of an engine start without it.
 
     Args:
-        chunk_size: Samples at a time, which bounds the activations that are held; ``"auto"``: as many as fit
-            into a quarter of the memory that is free at the first step; None: the whole batch.
-        conv_path: How blocks of convolutions are formed: ``"static"``, ``"probe"`` or one path's name.
-        low_memory: Drop the blocks, and form J^T u by a second backward pass through the same graph.
-        jacobian_dtype: A shorter format in which autocast runs the network; None: none.
+        chunk_size: Number of samples processed at a time, which bounds the memory for activations. `"auto"`
+            chooses as many as fit into a quarter of the memory that is free at the first step, None (default)
+            takes the whole batch.
+        conv_path: How blocks of convolutions are formed: `"static"` (default), `"probe"` or the name of a path,
+            see `ConvPaths`.
+        low_memory: Drop the blocks, and compute J^T u by a second backward pass through the same graph.
+        jacobian_dtype: Shorter format in which the network runs under autocast; None (default) disables this.
     """
 
     def __init__(
@@ -63,18 +73,18 @@ class StreamEngine:
         self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
         self._memories = Memories(ConvPaths(conv_path))
         self._fitting: dict[int, int] = {}
-        # Ways of calling the model that were compared with its own forward in chunks.
+        # Which arguments had one entry per sample when chunks were compared with the model's own forward.
         self._compared: set[tuple[bool, ...]] = set()
 
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> StreamLinearisation:
-        """Call ``closure`` once and differentiate what it returns; see ``Engine``.
+        """Call `closure` once and differentiate its result; see `Engine`.
 
         Raises:
-            ValueError: The closure breaks its contract; or the network is used in a way in which the result
-                would be wrong: samples that interact, a parameter read outside of its module in another way
-                than by adding or multiplying, an input changed in place.
+            ValueError: The closure breaks its contract, or the network is used in a way for which the result
+                would be wrong: samples interact, a parameter is read outside its module other than by adding or
+                multiplying, or the input of a layer is changed in place.
         """
         run = _InChunks if self.chunk_size is not None else _AtOnce
         calculation = run(self, model, trained)
@@ -95,7 +105,7 @@ class StreamEngine:
     def samples_at_a_time(
         self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]
     ) -> int:
-        """Return the chunk size for a batch; measured once for each batch size with ``"auto"``."""
+        """Return the chunk size for a batch. With `"auto"` it is measured once per batch size."""
         if self.chunk_size != "auto":
             assert isinstance(self.chunk_size, int)
             return self.chunk_size
@@ -108,13 +118,13 @@ class StreamEngine:
     def comparison(
         self, model: nn.Module, trained: Trained, backward: Backward, b: int, k: int, output: Tensor
     ) -> Comparison | None:
-        """Return a comparison with autograd to make in this step, or None; see ``Verifier``."""
+        """Return the comparison with autograd to make in this step, or None; see `Verifier.begin`."""
         structure = (b, k, backward.structure(model))
         eps = jacobian_eps(model, output.dtype, output.device, self.jacobian_dtype)
         return self._memories.verifier.begin(structure, trained.params, b, k, eps)
 
     def without_memory(self) -> StreamEngine:
-        """Return an engine with the same options and choices and memory of its own."""
+        """Return an engine with the same options and measured choices, but separate memory."""
         other = StreamEngine(
             chunk_size=self.chunk_size,
             conv_path=self._memories.conv_paths.policy,
@@ -132,13 +142,13 @@ class StreamEngine:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over choices, so that a resumed run takes the same kernels."""
+        """Adopt earlier choices, so that a resumed run uses the same kernels."""
         self._memories.conv_paths.probed = dict(state["conv_paths"])
         self._fitting = dict(state["samples_at_a_time"])
 
 
 class _AtOnce:
-    """The whole batch in one forward pass; backward once the closure told the slopes of the residuals."""
+    """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals."""
 
     def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
         self.engine, self.model, self.trained = engine, model, trained
@@ -146,9 +156,9 @@ class _AtOnce:
         self.leaf: Tensor
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-        """Run the model; what the closure gets is cut from the graph."""
+        """Run the model. The closure receives its output detached from the graph."""
         batch = Batch(args, kwargs)
-        self.output = recorded_forward(
+        self.output = _recorded_forward(
             self.engine, self.model, self.trained, self.backward, original, args, kwargs
         )
         self.backward.start(self.output, batch.size)
@@ -157,14 +167,14 @@ class _AtOnce:
         return self.leaf.clone(), batch.size
 
     def jacobian(self, reading: Reading) -> Jacobian:
-        """Go backward."""
+        """Run the backward pass."""
         slopes = slopes_of(reading, self.leaf, self.model)
         b, k, _ = slopes.shape
         drop, memories = self.engine.low_memory, self.engine._memories
         if drop and k > 1:
             raise ValueError(
-                f"low_memory needs one residual for each sample, got {k}: their blocks would have to be held "
-                "side by side; take low_memory=False"
+                f"low_memory needs one residual for each sample, got {k}: the blocks of all residuals would have "
+                "to be held at the same time; set low_memory=False"
             )
         comparison = self.engine.comparison(self.model, self.trained, self.backward, b, k, self.leaf)
         sums = Accumulator(self.trained, b, k, memories.buffers, drop=drop, comparison=comparison)
@@ -177,12 +187,12 @@ class _AtOnce:
         return HeldJacobian(sums)
 
     def clear(self) -> None:
-        """Let the graph go."""
+        """Release the graph."""
         self.backward.clear()
 
 
 class _InChunks:
-    """Some samples at a time, forward and backward with respect to the outputs, before the closure goes on."""
+    """Runs some samples at a time, forward and backward from the outputs, before the closure continues."""
 
     def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
         self.engine, self.model, self.trained = engine, model, trained
@@ -210,11 +220,13 @@ class _InChunks:
         return self.leaf.clone(), batch.size
 
     def _chunk(self, original: Forward, batch: Batch, start: int, stop: int) -> Tensor:
-        """Return the outputs of a range of samples, its part of J added."""
+        """Add the part of J of a range of samples, and return their outputs."""
         backward = Backward(self.trained.params, self.engine._memories)
         args, kwargs = batch.chunk(start, stop)
         try:
-            output = recorded_forward(self.engine, self.model, self.trained, backward, original, args, kwargs)
+            output = _recorded_forward(
+                self.engine, self.model, self.trained, backward, original, args, kwargs
+            )
             backward.start(output, stop - start)
             flat = output.detach().reshape(stop - start, -1)
             q = flat.shape[1]
@@ -234,15 +246,15 @@ class _InChunks:
         return output.detach().reshape(stop - start, *output.shape[1:])
 
     def jacobian(self, reading: Reading) -> Jacobian:
-        """Join what the residuals make of the outputs to it."""
+        """Chain the derivative of the residuals to the Jacobian of the outputs."""
         slopes = slopes_of(reading, self.leaf, self.model)
         return ChainedJacobian(HeldJacobian(self.sums), slopes.to(self.sums.G.device, torch.float64))
 
     def clear(self) -> None:
-        """Do nothing: every chunk let its graph go."""
+        """Do nothing: every chunk has released its graph."""
 
 
-def recorded_forward(
+def _recorded_forward(
     engine: StreamEngine,
     model: nn.Module,
     trained: Trained,
@@ -251,7 +263,7 @@ def recorded_forward(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Tensor:
-    """Run the model's own forward; leave the calls of parameter owners in ``backward``."""
+    """Run the model's own forward, and record the calls of parameter owners in `backward`."""
     replaced = getattr(original, "__func__", None) is not type(model).forward
     owners = find_owners(model, trained.params, replaced=replaced)
     root = next((owner for owner in owners if owner.module is model), None)
@@ -265,9 +277,9 @@ def recorded_forward(
             output = original(*args, **kwargs)
         else:
             call = start_call(root, OwnForward(model, original), args, kwargs)
-            before = random_state(call)
+            before = random_state(device)
             output = end_call(call, original(*args, **kwargs), backward.receive)
-            call.random = not torch.equal(before, random_state(call))
+            call.random = drew_random_numbers(before, device)
             backward.calls.append(call)
     if not isinstance(output, Tensor):
         raise ValueError(f"the model must return one tensor, got {type(output).__name__}")

@@ -1,13 +1,13 @@
-"""Ways of forming the per-sample weight gradients of a convolution, and which is taken.
+"""Per-sample weight gradients of convolutions: several ways to compute them, and which one is chosen.
 
-Each is right where ``applies`` says so; they differ in speed alone:
+Every path is correct wherever `applicable` lists it; paths differ in speed only:
 
-- grouped: the library's own weight gradient, with the samples as groups. For all shapes.
-- columns: patches of a few samples at a time (about 2 MB), times the output's gradient. For strides.
-- pointwise: kernels of one place: one matrix product a sample, nothing copied.
-- strips: for stride 1 on a plane of the same size: to each pixel the pixels that one kernel row covers, which
-  lie side by side with the channels last. Kernel rows are ranges of the plane's rows, so that a third of the
-  columns' copying is enough for a 3x3 kernel.
+- grouped: the library's own weight gradient, with the samples as groups. Covers all shapes.
+- columns: patches of a few samples at a time (about 2 MB), multiplied by the output gradient. Covers strides.
+- pointwise: one matrix product per sample for kernels of a single place, without copies.
+- strips: for stride 1 and an output plane of the input's size. For each pixel, the pixels covered by one row of
+  the kernel are adjacent in memory if channels come last, and each kernel row selects a range of the plane's
+  rows. A 3x3 kernel therefore needs a third of the copies that columns make.
 
 b samples, C input channels, F filters, H x W pixels.
 """
@@ -15,37 +15,31 @@ b samples, C input channels, F filters, H x W pixels.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
-from gramgn.optim._stream._blocks import Block, Layout, as_block
-from gramgn.optim._stream._buffers import Buffers
+from gramgn.optim.stream.blocks import Block, Layout, Memory, as_block
 
 COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 24 * 2**20
 LEAST_SAMPLES = 4
-"""At a time: a product of one sample's matrices alone does not use several threads well."""
+"""Minimum number of samples per batched product; a product of one sample does not use several threads well."""
 
+FEW_CHANNELS = 4
+"""Up to this number of input channels, the library's grouped convolution is slow."""
 
-class Memory(Protocol):
-    """Where a path may write."""
-
-    @property
-    def buffers(self) -> Buffers:
-        """Scratch memory."""
-
-    def rows(self, parts: int, size: int, like: Tensor) -> Tensor:
-        """Return uninitialised memory [parts, b, size] for the block."""
-
+TRIALS = 3
+"""Number of runs per path when probing; the fastest counts."""
 
 Path = Callable[[_ConvNd, Tensor, Tensor, tuple[int, ...], Memory], Block]
 
 
 def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _: Memory) -> Block:
-    """Return the block by the weight gradient of a convolution with a group for each sample."""
+    """Return the block as the weight gradient of a convolution with one group per sample."""
     b = len(x)
     # Only the shape of the weight matters.
     weight = grad.new_empty(1).expand(b * conv.weight.shape[0], *conv.weight.shape[1:])
@@ -66,9 +60,9 @@ def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _:
 
 
 def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
-    """Return the block as grad [F, plane] times patches [plane, kernel C], some samples at a time.
+    """Return the block as grad [F, plane] times patches [plane, kernel C], a few samples at a time.
 
-    With the channels last, the patches are copied in long runs, and no layout has to be turned round.
+    With channels last, patches are copied in long runs and nothing has to be transposed.
     """
     pixels = x.permute(0, 2, 3, 1)
     (b, *shape, C), (F, *plane), kernel = pixels.shape, grad.shape[1:], conv.kernel_size
@@ -105,7 +99,7 @@ def pointwise(conv: _ConvNd, x: Tensor, grad: Tensor, _: tuple[int, ...], memory
 
 
 def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
-    """Return the block as one product for each kernel row."""
+    """Return the block as one product per kernel row."""
     (b, C, H, W), F, (height, width) = x.shape, grad.shape[1], conv.kernel_size
     pixels, D = (t.permute(0, 2, 3, 1).contiguous() for t in (x, grad))
     D = D.view(b, H * W, F)
@@ -124,17 +118,17 @@ def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
 
 
 def _at_a_time(num_samples: int, limit_bytes: int, sample_bytes: int) -> int:
-    """Return how many samples are taken at a time, so that the last ones are about as many as the others."""
+    """Return the number of samples per batched product, chosen so that all batches have about the same size."""
     most = max(LEAST_SAMPLES, limit_bytes // sample_bytes)
     return math.ceil(num_samples / math.ceil(num_samples / most))
 
 
 def _fill_strip(strip: Tensor, pixels: Tensor, padding: int) -> None:
-    """Write the neighbours of each pixel of [n, H, W, C] into [n, H, W, width, C]; it is zero beyond the plane."""
+    """Write the neighbours of each pixel of [n, H, W, C] into [n, H, W, width, C], with zeros outside the plane."""
     n, H, W, width, C = strip.shape
     last = W - (width - 1 - padding)
     if padding < last:
-        # Overlapping runs of width C numbers each.
+        # Overlapping runs of width * C numbers.
         windows = pixels.as_strided(
             (n, H, last - padding, width, C), (H * W * C, W * C, C, C, 1), pixels.storage_offset()
         )
@@ -147,7 +141,7 @@ def _fill_strip(strip: Tensor, pixels: Tensor, padding: int) -> None:
 
 
 def _overlap(shift: int, size: int) -> tuple[slice, slice]:
-    """Return the places that meet a place within 0 to ``size`` when shifted, and the places they meet."""
+    """Return the places in 0 to `size` whose shifted place is in that range too, and these shifted places."""
     shift = max(-size, min(size, shift))
     return slice(max(0, -shift), size - max(0, shift)), slice(max(0, shift), size - max(0, -shift))
 
@@ -158,10 +152,24 @@ PATHS: dict[str, Path] = {
     "pointwise": pointwise,
     "strips": strips,
 }
+CONV_PATHS = ("static", "probe", *PATHS)
+"""The values of the option `conv_path`."""
+
+
+def padded_input(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return x, padded where the kernels cannot pad by themselves, and the zero padding that is left to them."""
+    amount = conv._reversed_padding_repeated_twice
+    if conv.padding_mode == "zeros":
+        # The same on both sides; dimensions are listed from the last to the first.
+        if amount[::2] == amount[1::2]:
+            return x, tuple(reversed(amount[::2]))
+        return functional.pad(x, amount), (0,) * len(conv.kernel_size)
+    padded = functional.pad(x, amount, mode=conv.padding_mode) if any(amount) else x
+    return padded, (0,) * len(conv.kernel_size)
 
 
 def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...]) -> list[str]:
-    """Return the names of the paths that are right for a convolution, after padding was left to do."""
+    """Return the names of the paths that are correct for a convolution of x with the given zero padding."""
     names = ["grouped"]
     if conv.groups > 1:
         return names
@@ -175,11 +183,11 @@ def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...])
     return names
 
 
-def static_choice(names: list[str], conv: _ConvNd, device: torch.device) -> str:
-    """Return one of the names by shape and device alone, so that two runs take the same kernels.
+def static_choice(names: list[str], conv: _ConvNd) -> str:
+    """Return one of the applicable paths by shape alone, so that all runs use the same kernels.
 
-    On the CPU as timed on two cores with AVX-512 for the shapes of ResNet-32 (``conv_path="probe"`` times them
-    anew); the choice for CUDA follows from what each path moves, and was not measured.
+    The rule reflects timings on two CPU cores with AVX-512 for the shapes of ResNet-32; `conv_path="probe"`
+    measures on the machine at hand. For CUDA it follows from the memory traffic of each path and was not measured.
     """
     if "pointwise" in names:
         return "pointwise"
@@ -189,5 +197,59 @@ def static_choice(names: list[str], conv: _ConvNd, device: torch.device) -> str:
     return "columns" if "columns" in names and few_or_strided else "grouped"
 
 
-FEW_CHANNELS = 4
-"""So few that the library's grouped convolution is slow."""
+class ConvPaths:
+    """Chooses the path by which the block of a convolution's weight is formed.
+
+    Args:
+        policy: `"static"` chooses by shape, `"probe"` times all applicable paths when a shape is first seen and
+            chooses the fastest, and the name of a path selects it wherever it applies.
+
+    Attributes:
+        probed: The fastest path by shape. Part of the optimizer's state, so that a resumed run uses the same
+            kernels.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.probed: dict[str, str] = {}
+
+    def form(self, conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+        """Return the block of the weight."""
+        names = applicable(conv, x, grad, padding)
+        if self.policy in names:
+            name = self.policy
+        elif self.policy == "probe" and len(names) > 1:
+            name = self._probed(names, conv, x, grad, padding, memory)
+        else:
+            name = static_choice(names, conv)
+        return PATHS[name](conv, x, grad, padding, memory)
+
+    def _probed(
+        self,
+        names: list[str],
+        conv: _ConvNd,
+        x: Tensor,
+        grad: Tensor,
+        padding: tuple[int, ...],
+        memory: Memory,
+    ) -> str:
+        shape = f"{list(x.shape)} {list(conv.weight.shape)} stride {conv.stride} {x.stride()} {x.dtype} {x.device}"
+        if self.probed.get(shape) not in names:
+
+            def seconds(name: str) -> float:
+                times = []
+                for _ in range(TRIALS):
+                    _synchronise(x.device)
+                    start = time.perf_counter()
+                    PATHS[name](conv, x, grad, padding, memory)
+                    _synchronise(x.device)
+                    times.append(time.perf_counter() - start)
+                return min(times)
+
+            self.probed[shape] = min(names, key=seconds)
+        return self.probed[shape]
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,4 +1,7 @@
-"""What the streaming engine returns: J that is held, J that is pulled through the graph, and the last slopes."""
+"""The Jacobian as the streaming engine returns it: held as blocks, or recomputed through the graph.
+
+b samples, k residuals and q outputs per sample; rows of J are ordered by (sample, residual).
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,29 @@ import torch
 from torch import Tensor
 
 from gramgn.optim.closure import Trained
+from gramgn.optim.gram import symmetric
 from gramgn.optim.losses import Reading
+from gramgn.optim.runtime import full_precision_products
+from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64, vector_times_rows
+from gramgn.optim.stream.blocks import weighted
 
 
 class Jacobian(Protocol):
-    """J, with vectors in the parameters' space by name."""
+    """J, with vectors in parameter space given as tensors by parameter name."""
 
     def gram(self) -> Tensor:
-        """Return G by group, [groups, n, n] in float64."""
+        """Return G of each parameter group, [groups, n, n] in float64, exactly symmetric."""
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """Return J d [n] in float64."""
+        """Return J d, [n] in float64."""
 
     def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add J^T u times the scales, u [n] in float64."""
+        """Add J^T u, scaled per parameter, to `out` for u [n] in float64."""
 
 
 @dataclass(frozen=True)
 class StreamLinearisation:
-    """r and J; see ``Linearisation``.
+    """r and J; see `Linearisation`.
 
     Attributes:
         reading: Loss and residual.
@@ -45,15 +52,15 @@ class StreamLinearisation:
     jacobian: Jacobian
 
     def gram(self) -> Tensor:
-        """Return G = J J^T by group."""
+        """Return G = J J^T of each parameter group, [groups, b k, b k]."""
         return self.jacobian.gram()
 
     def jvp(self, direction: Sequence[Tensor]) -> Tensor:
-        """Return J d [b k]."""
+        """Return J d, [b k]."""
         return self.jacobian.jvp(self._named(direction))
 
     def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
-        """Add J^T u times the scales to ``out``."""
+        """Add J^T u, scaled per parameter, to `out`."""
         by_name = dict(zip(self.trained.params, scales, strict=True))
         self.jacobian.add_vjp_(self._named(out), u, by_name)
 
@@ -62,11 +69,61 @@ class StreamLinearisation:
 
 
 @dataclass(frozen=True)
+class HeldJacobian:
+    """J held by layer, as rows or as outer products."""
+
+    accumulated: Accumulator
+
+    def gram(self) -> Tensor:
+        """Return G."""
+        return self.accumulated.G
+
+    def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return J d."""
+        parts = self.accumulated
+        product = parts.G.new_zeros(parts.b * parts.k)
+        with full_precision_products():
+            for factors in parts.factors.values():
+                product += to_float64(factors.jvp(direction)).flatten()
+            for name, held in parts.held.items():
+                d = held.layout.from_param(direction[name]).view(len(held.rows), -1)
+                product += rows_times_vector(held.rows, d)
+            for blocks in parts.small:
+                d = torch.cat(
+                    [
+                        layout.from_param(direction[name])
+                        for name, layout in zip(blocks.names, blocks.layouts, strict=True)
+                    ]
+                )
+                product += rows_times_vector(blocks.rows, d[None])
+        return product
+
+    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
+        """Add J^T u, scaled per parameter, to `out`."""
+        parts = self.accumulated
+        with full_precision_products():
+            # Everything that allocates memory precedes the first change of a parameter.
+            of_factors = [(each, weighted(each, u.view(parts.b, parts.k))) for each in parts.factors.values()]
+            pulled: dict[str, Tensor] = {}
+            for name, held in parts.held.items():
+                pulled[name] = held.layout.to_param(vector_times_rows(u, held.rows).flatten())
+            for blocks in parts.small:
+                pulled |= blocks.pulled(u)
+            for factors, D in of_factors:
+                factors.add_vjp_(out, D, scales)
+        by_scale: dict[float, list[str]] = {}
+        for name in pulled:
+            by_scale.setdefault(scales[name], []).append(name)
+        for scale, names in by_scale.items():
+            torch._foreach_add_([out[name] for name in names], [pulled[name] for name in names], alpha=scale)
+
+
+@dataclass(frozen=True)
 class ChainedJacobian:
-    """S J_f: the Jacobian of the outputs, and what the residuals make of them.
+    """J = S J_f: the Jacobian of the outputs, followed by the derivative of the residuals in the outputs.
 
     Attributes:
-        outputs: J_f, rows (sample, output).
+        outputs: J_f, with rows (sample, output).
         slopes: S [b, k, q] in float64, each sample's residuals by its own outputs.
     """
 
@@ -78,7 +135,7 @@ class ChainedJacobian:
         G = self.outputs.gram()
         groups, (b, k, q) = len(G), self.slopes.shape
         half = torch.einsum("ikq,giqjr->gikjr", self.slopes, G.view(groups, b, q, b, q))
-        return torch.einsum("gikjr,jlr->gikjl", half, self.slopes).reshape(groups, b * k, b * k)
+        return symmetric(torch.einsum("gikjr,jlr->gikjl", half, self.slopes).reshape(groups, b * k, b * k))
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return S J_f d."""
@@ -86,7 +143,7 @@ class ChainedJacobian:
         return torch.einsum("bkq,bq->bk", self.slopes, self.outputs.jvp(direction).view(b, q)).flatten()
 
     def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add J_f^T S^T u."""
+        """Add J_f^T S^T u, scaled per parameter, to `out`."""
         b, k, _ = self.slopes.shape
         pulled = torch.einsum("bkq,bk->bq", self.slopes, u.to(self.slopes.device).view(b, k))
         self.outputs.add_vjp_(out, pulled.flatten(), scales)
@@ -94,10 +151,10 @@ class ChainedJacobian:
 
 @dataclass(frozen=True)
 class GraphJacobian:
-    """J that is not held: G was summed and the blocks dropped, products go through the graph once more.
+    """J that is not held: its blocks were dropped after summing G, and products traverse the graph again.
 
     Attributes:
-        G: The Gram matrices by group.
+        G: The Gram matrix of each parameter group.
         output: The model's output with its graph.
         slopes: dr/df [b, k, q].
         params: The trained parameters by name.
@@ -109,7 +166,7 @@ class GraphJacobian:
     params: Mapping[str, Tensor]
 
     def gram(self) -> Tensor:
-        """Return G by group."""
+        """Return G."""
         return self.G
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
@@ -125,14 +182,14 @@ class GraphJacobian:
                 )
         except RuntimeError as error:
             error.add_note(
-                "With low_memory=True, momentum and weight decay inside of the solve need second derivatives, "
-                "which not all layers have; take low_memory=False."
+                "With low_memory=True, momentum and weight decay inside the solve need second derivatives, "
+                "which not all layers provide; set low_memory=False."
             )
             raise
         return product.to(self.G.device, torch.float64).flatten()
 
     def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add J^T u by one backward pass with u as weights."""
+        """Add J^T u, scaled per parameter, to `out`, by one backward pass weighted by u."""
         b, k, _ = self.slopes.shape
         pulled = self._pulled(u.to(self.slopes.device, self.slopes.dtype).view(b, k), create_graph=False)
         for name, grad in pulled.items():

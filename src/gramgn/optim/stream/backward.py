@@ -1,4 +1,4 @@
-"""The backward pass: who gives a block for which parameter, and the blocks as gradients arrive."""
+"""The backward pass: decides which call provides the blocks of which parameter, and collects them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gramgn.optim._stream import _elementwise, _fallback
-from gramgn.optim._stream._accumulator import Accumulator
-from gramgn.optim._stream._blocks import Block, as_block
-from gramgn.optim._stream._buffers import Buffers
-from gramgn.optim._stream._capture import Call
-from gramgn.optim._stream._graph import Graph, Use, read_graph
-from gramgn.optim._stream._notes import Notes
-from gramgn.optim._stream._owners import READ_THEIR_CHILDREN
-from gramgn.optim._stream._rule import RuleMemory
-from gramgn.optim._stream._rules_conv import ConvPaths
-from gramgn.optim._stream._verification import Verifier
 from gramgn.optim.runtime import span
+from gramgn.optim.stream.accumulate import Accumulator
+from gramgn.optim.stream.blocks import Block, Blocks, Buffers, as_block
+from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Use, read_graph
+from gramgn.optim.stream.conv import ConvPaths
+from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
+from gramgn.optim.stream.rules import RuleMemory
+from gramgn.optim.stream.verify import Verifier
 
 
 @dataclass
@@ -30,24 +26,27 @@ class Memories:
     """What an engine keeps between steps.
 
     Attributes:
-        conv_paths: How convolutions are treated.
+        conv_paths: Chooses the kernels of convolutions.
         buffers: Memory for blocks.
-        verifier: Knows what was compared with autograd.
-        notes: What was said.
+        verifier: Records what has been compared with autograd.
+        warned: The module types reported as having no rule.
     """
 
     conv_paths: ConvPaths
     buffers: Buffers = field(default_factory=Buffers)
     verifier: Verifier = field(default_factory=Verifier)
-    notes: Notes = field(default_factory=Notes)
+    warned: set[type] = field(default_factory=set)
 
 
 class Backward:
-    """One forward pass's calls, turned into J and G.
+    """Turns the calls of one forward pass into J and G.
 
     Args:
         params: The trained parameters by name.
-        memories: What the engine keeps.
+        memories: What the engine keeps between steps.
+
+    Attributes:
+        calls: The recorded calls, filled by the forward pass.
     """
 
     def __init__(self, params: Mapping[str, Tensor], memories: Memories) -> None:
@@ -61,10 +60,11 @@ class Backward:
         self._open = False
 
     def start(self, output: Tensor, num_samples: int) -> None:
-        """Read the graph of ``output`` [b, ...] and decide who gives which block.
+        """Read the graph of `output` [b, ...] and decide what provides which block.
 
         Raises:
-            ValueError: A use of a parameter is covered by none.
+            ValueError: The output does not depend on a parameter or lacks the batch dimension, or some use of a
+                parameter is covered by no call.
         """
         self.b = num_samples
         if len(output) != num_samples if output.ndim else num_samples != 1:
@@ -84,18 +84,18 @@ class Backward:
         self._choose_inputs(graph)
 
     def run(self, slopes: Tensor, sums: Accumulator, first: int = 0, *, keep_graph: bool = False) -> None:
-        """Go backward once for each residual.
+        """Run one backward pass per residual.
 
         Args:
             slopes: dr/df [b, k, q].
-            sums: Takes the blocks.
-            first: The place of the first sample in the batch.
+            sums: Receives the blocks.
+            first: The index of the first sample in the batch.
             keep_graph: Whether the graph is still needed afterwards.
         """
         k = slopes.shape[1]
         self._sums, self._expected = sums, self._count()
         if sums.comparison is not None:
-            # First, while nothing of J is held yet: the graph has to stay for what follows.
+            # Before the blocks of J take memory. The backward passes below still need the graph.
             assert self._output is not None
             for call in self.calls:
                 if call.active and call.owner.rule is not None:
@@ -110,7 +110,7 @@ class Backward:
         self._open = False
 
     def structure(self, model: nn.Module) -> Any:
-        """Return what tells one way of running the network from another."""
+        """Return a value that identifies the way in which the network was run."""
         return (
             self.b,
             tuple(module.training for module in model.modules()),
@@ -119,20 +119,19 @@ class Backward:
         )
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
-        """Take the gradient of one tensor that a call returned; a hook in the backward pass calls this."""
+        """Take the gradient of one tensor that a call returned; called by a hook during the backward pass."""
         if not call.active or not self._open:
             return
         if call.owner.rule is None:
-            # Calling modules again has to wait until autograd is done.
+            # Modules can be called again only after autograd has finished.
             self._stash.setdefault(call, {})[place] = grad
             return
         with span("gramgn.blocks"):
-            self._take(call, call.input(), grad)
+            self._apply_rule(call, call.input(), grad)
         if self._last:
             call.release()
 
-    def _take(self, call: Call, x: Tensor, grad: Tensor) -> None:
-        """Hand the blocks of a call of a module with a rule on."""
+    def _apply_rule(self, call: Call, x: Tensor, grad: Tensor) -> None:
         module, rule, names = call.owner.module, call.owner.rule, call.owner.params
         assert rule is not None
         if rule.factors is not None and self._is_factored(call, x):
@@ -144,7 +143,7 @@ class Backward:
         memory = RuleMemory(self._sums, buffers, self._memories.conv_paths, names)
         self._add(names, rule.blocks(module, x, grad, call.active, memory))
 
-    def _add(self, names: Mapping[str, str], blocks: Mapping[str, Tensor | Block]) -> None:
+    def _add(self, names: Mapping[str, str], blocks: Blocks) -> None:
         for local, block in blocks.items():
             self._sums.add_block(names[local], block if isinstance(block, Block) else as_block(block))
 
@@ -158,13 +157,13 @@ class Backward:
             allow_unused=True,
         )
         for call, grads in self._stash.items():
-            self._memories.notes.fall_back(call.owner)
+            warn_once(call.owner, self._memories.warned)
             with span("gramgn.blocks"):
-                self._add(call.owner.params, _fallback.blocks(call, grads))
+                self._add(call.owner.params, module_gradients(call, grads))
         self._stash.clear()
 
     def _assign(self, graph: Graph) -> None:
-        """Give each use of each parameter to a call or to its own node."""
+        """Assign each use of each parameter to a call or to its own node."""
         reached = set(graph.order)
         takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in self.params}
         for call in self.calls:
@@ -172,19 +171,23 @@ class Backward:
                 for local, name in call.owner.params.items():
                     takers[name].append((call, local))
         for name, uses in graph.uses.items():
-            # Those that read their children's parameters may do so with another dimension in front.
+            # Modules that read their children's parameters may do so with another dimension in front.
             with_rule = [
                 (call, local)
                 for call, local in takers[name]
                 if call.owner.rule or isinstance(call.owner.module, READ_THEIR_CHILDREN)
             ]
             left = _give(uses, with_rule)
-            if all(_elementwise.is_elementwise(use, self.params[name], self.b) for use in left):
+            if all(is_elementwise(use, self.params[name], self.b) for use in left):
                 self._uses += [(name, use) for use in left]
                 continue
             left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
             if left:
-                raise ValueError(_not_covered(name, left[0]))
+                raise ValueError(
+                    f"parameter '{name}' is used ({left[0].node.name()}) outside any call of the module that owns "
+                    "it, which engine='stream' would miss. Read parameters in the forward of the module that owns "
+                    "them, or use engine='vmap'"
+                )
         for call in self.calls:
             if call.active:
                 self._check_call(call)
@@ -192,23 +195,21 @@ class Backward:
                 call.release()
 
     def _check_call(self, call: Call) -> None:
-        owner = call.owner
-        what = f"'{owner.path or 'the model'}' ({type(owner.module).__name__})"
         if any(not shape or shape[0] != self.b for shape in call.shapes):
             raise ValueError(
-                f"{what} returned {[list(shape) for shape in call.shapes]} inside a network called with "
+                f"{call.owner} returned {[list(shape) for shape in call.shapes]} inside a network called with "
                 f"{self.b} samples: engine='stream' needs the samples in the leading dimension of every layer "
-                "with parameters; take engine='vmap'"
+                "with parameters; use engine='vmap'"
             )
-        if owner.rule is None and call.random:
+        if call.owner.rule is None and call.random:
             raise ValueError(
-                f"{what} has no rule and draws random numbers, so it can't be called again: "
-                "take engine='vmap'"
+                f"{call.owner} has no rule and draws random numbers, so it can't be called again: "
+                "use engine='vmap'"
             )
 
     def _hook_uses(self) -> None:
         for i, (_, use) in enumerate(self._uses):
-            # The hook knows a number, not the node: a node that leads to itself through Python is never freed.
+            # The hook holds a number, not the node: a node that leads to itself through Python is never freed.
             use.node.register_prehook(lambda grads, i=i: self._receive_use(i, grads[0]))
 
     def _receive_use(self, i: int, grad: Tensor | None) -> None:
@@ -216,29 +217,30 @@ class Backward:
             return
         name, use = self._uses[i]
         with span("gramgn.blocks"):
-            block = _elementwise.block(use, self.params[name], grad, self._memories.buffers)
-            self._sums.add_block(name, as_block(block))
+            gradients = elementwise_gradients(use, self.params[name], grad, self._memories.buffers)
+            self._sums.add_block(name, as_block(gradients))
 
     def _choose_inputs(self, graph: Graph) -> None:
-        """Ask autograd for the gradients at the deepest places only: those on the way are seen by hooks."""
+        """Ask autograd only for the gradients at the deepest nodes; hooks see all others on the way there."""
         edges: dict[Any, list[GradientEdge | Tensor]] = {}
         for call in self.calls:
             if call.active:
                 for edge in call.edges.values():
                     edges.setdefault(edge.node, []).append(edge)
         for name, use in self._uses:
-            # Its node has to run, not only to be reached; the summed gradient of one such is no great cost.
+            # The node has to run, not merely be reached. The summed gradient of one such parameter costs little.
             edges.setdefault(use.node, []).append(self.params[name])
         self._inputs = [edge for node in graph.deepest(edges.keys()) for edge in edges[node]]
 
     def _count(self) -> dict[str, int]:
+        """Return the number of blocks to expect for each parameter."""
         counts = Counter(name for name, _ in self._uses)
         for call in self.calls:
             counts.update(call.owner.params[local] for local in call.active)
         return {name: counts[name] for name in self.params}
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:
-        """Return whether the block of a layer is to stay a product: used once, and cheaper that way."""
+        """Return whether to keep a layer's block as factors: its parameters are used once, and it is cheaper."""
         rule, names, sums = call.owner.rule, call.owner.params, self._sums
         return (
             rule is not None
@@ -247,7 +249,7 @@ class Backward:
         )
 
     def clear(self) -> None:
-        """Let the graph go: its hooks lead back here."""
+        """Release the graph, whose hooks refer to this object."""
         for call in self.calls:
             call.release()
             call.edges.clear()
@@ -257,18 +259,10 @@ class Backward:
 
 
 def _give(uses: list[Use], takers: list[tuple[Call, str]]) -> list[Use]:
-    """Let each call take a parameter's uses that happened in it; return the uses that are left."""
+    """Let each call take the uses of a parameter that happened in it. Return the remaining uses."""
     left = list(uses)
     for call, local in takers:
         if any(call.contains(use.node) for use in uses):
             call.active |= {local}
             left = [use for use in left if not call.contains(use.node)]
     return left
-
-
-def _not_covered(name: str, use: Use) -> str:
-    return (
-        f"parameter '{name}' is used ({use.node.name()}) outside of a call of the module that owns it: "
-        "engine='stream' would miss that. Read parameters in the forward of the module that owns them, or take "
-        "engine='vmap'"
-    )

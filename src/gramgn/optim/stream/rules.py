@@ -1,0 +1,251 @@
+"""Rules: how the per-sample gradients of a layer follow from its input and the gradient of its output.
+
+To add a rule for a module type, write one small function here and register it in `RULES`. b samples, T places
+(tokens, positions) per sample, C channels, F output features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from gramgn.optim.stream.accumulate import Accumulator
+from gramgn.optim.stream.blocks import (
+    Block,
+    Blocks,
+    Buffers,
+    EmbeddingFactors,
+    Factors,
+    Layout,
+    LinearFactors,
+    Memory,
+    is_cheaper,
+)
+from gramgn.optim.stream.conv import ConvPaths, padded_input
+
+
+@dataclass(frozen=True)
+class RuleMemory:
+    """Memory and choices for the blocks of one call of a module.
+
+    Attributes:
+        accumulator: Receives the blocks.
+        buffers: Scratch memory.
+        conv_paths: Chooses the kernels of convolutions.
+        names: Maps names within the module to names in the model.
+    """
+
+    accumulator: Accumulator
+    buffers: Buffers
+    conv_paths: ConvPaths
+    names: Mapping[str, str]
+
+    def of(self, local: str) -> Memory:
+        """Return the memory for the block of one of the module's parameters."""
+        return Memory(self.buffers, partial(self.accumulator.rows, self.names[local]))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the per-sample gradients of one module type are computed.
+
+    Attributes:
+        blocks: Given the module, its input x [b, ...], the gradient of its output [b, ...], the names of the
+            trained parameters and memory, returns a block or gradients [b, *shape] for each.
+        params: The parameters' names in the module.
+        applies: Whether the rule covers this instance.
+        factors: Given the module, x, the gradient, and the names in the model of weight and bias (None if not
+            trained), returns the block as outer products. None if the layer has no such form.
+        prefers_factors: Given the module, b, k and the shape of x, returns whether `factors` is cheaper.
+    """
+
+    blocks: Callable[[nn.Module, Tensor, Tensor, frozenset[str], RuleMemory], Blocks]
+    params: frozenset[str] = frozenset(("weight", "bias"))
+    applies: Callable[[nn.Module], bool] = lambda module: True
+    factors: Callable[[nn.Module, Tensor, Tensor, str | None, str | None], Factors] | None = None
+    prefers_factors: Callable[[nn.Module, int, int, tuple[int, ...]], bool] = lambda *_: False
+
+
+def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory) -> Blocks:
+    """Return the blocks of y = x W^T + c for x [b, ..., in], summed over the middle dimensions."""
+    A, D = _by_place(x, grad)
+    b, num_inputs, num_outputs = len(A), A.shape[2], D.shape[2]
+    blocks: dict[str, Tensor | Block] = {}
+    if "weight" in names:
+        rows = memory.of("weight").rows(1, num_outputs * num_inputs, A)
+        torch.bmm(D.transpose(1, 2), A, out=rows[0].view(b, num_outputs, num_inputs))
+        blocks["weight"] = Block(rows, Layout((num_outputs, num_inputs), (0, 1)))
+    if "bias" in names:
+        blocks["bias"] = D.sum(dim=1)
+    return blocks
+
+
+def linear_factors(
+    _: nn.Module, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
+) -> LinearFactors:
+    """Return the input and the output gradient of a linear layer."""
+    A, D = _by_place(x, grad)
+    return LinearFactors(A, D.unsqueeze(1), weight, bias)
+
+
+def linear_prefers_factors(module: nn.Module, b: int, k: int, shape: tuple[int, ...]) -> bool:
+    """Return whether factors take fewer multiplications than blocks for inputs of this shape."""
+    layer = cast(nn.Linear, module)
+    return is_cheaper(b, k, math.prod(shape[1:-1]), layer.in_features, layer.out_features)
+
+
+def embedding(module: nn.Module, x: Tensor, grad: Tensor, _: frozenset[str], __: RuleMemory) -> Blocks:
+    """Return the block of a table [entries, features] read at x [b, ...]; the padding entry has no gradient."""
+    table = cast(nn.Embedding, module)
+    tokens, D = _by_token(table, x, grad)
+    block = D.new_zeros(len(x), table.num_embeddings, table.embedding_dim)
+    block.scatter_add_(1, tokens.unsqueeze(-1).expand_as(D), D)
+    return {"weight": block}
+
+
+def embedding_factors(
+    module: nn.Module, x: Tensor, grad: Tensor, weight: str | None, _: str | None
+) -> EmbeddingFactors:
+    """Return the entries that were read and the output gradient."""
+    assert weight is not None
+    tokens, D = _by_token(cast(nn.Embedding, module), x, grad)
+    return EmbeddingFactors(tokens, D.unsqueeze(1), weight)
+
+
+def embedding_prefers_factors(module: nn.Module, _: int, __: int, shape: tuple[int, ...]) -> bool:
+    """Return whether the table has more entries than two samples have pairs of places."""
+    return math.prod(shape[1:]) ** 2 < cast(nn.Embedding, module).num_embeddings
+
+
+def embedding_applies(module: nn.Module) -> bool:
+    """Return whether the table is read as it is: neither renormalised nor scaled by counts of the batch."""
+    table = cast(nn.Embedding, module)
+    return table.max_norm is None and not table.scale_grad_by_freq
+
+
+def convolution(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
+    """Return the blocks of a convolution of x [b, C, *plane] with output gradient [b, F, *output plane]."""
+    conv = cast(_ConvNd, module)
+    _check_batched(x, len(conv.kernel_size) + 2)
+    blocks: dict[str, Tensor | Block] = {}
+    if "bias" in names:
+        blocks["bias"] = grad.flatten(2).sum(dim=2)
+    if "weight" in names:
+        x, padding = padded_input(conv, x.to(grad.dtype))
+        blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.of("weight"))
+    return blocks
+
+
+# Normalised inputs are recomputed, not kept.
+
+
+def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+    """Return the blocks [b, C] of group normalisation of x [b, C, ...]."""
+    norm, x = cast(nn.GroupNorm, module), x.to(grad.dtype)
+    return _by_channel(functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names)
+
+
+def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+    """Return the blocks [b, C] of instance normalisation of x [b, C, ...]."""
+    norm, x = cast(_InstanceNorm, module), x.to(grad.dtype)
+    _check_batched(x, _INSTANCE_NORM_NDIM[type(module)])
+    own = norm.training or not norm.track_running_stats
+    stats = (None, None) if own else (norm.running_mean, norm.running_var)
+    return _by_channel(functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
+
+
+def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+    """Return the blocks [b, C] of batch normalisation with frozen statistics of x [b, C, ...]."""
+    norm, x = cast(_BatchNorm, module), x.to(grad.dtype)
+    return _by_channel(
+        functional.batch_norm(x, norm.running_mean, norm.running_var, training=False, eps=norm.eps),
+        grad,
+        names,
+    )
+
+
+def layer_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+    """Return the blocks [b, *normalized_shape] of layer normalisation of x [b, ..., *normalized_shape]."""
+    norm, x = cast(nn.LayerNorm, module), x.to(grad.dtype)
+    shape = tuple(norm.normalized_shape)
+    blocks = {}
+    if "weight" in names:
+        normal = functional.layer_norm(x, shape, eps=norm.eps)
+        blocks["weight"] = (grad * normal).reshape(len(x), -1, *shape).sum(dim=1)
+    if "bias" in names:
+        blocks["bias"] = grad.reshape(len(x), -1, *shape).sum(dim=1)
+    return blocks
+
+
+_INSTANCE_NORM_NDIM: dict[type[nn.Module], int] = {
+    nn.InstanceNorm1d: 3,
+    nn.InstanceNorm2d: 4,
+    nn.InstanceNorm3d: 5,
+}
+
+# Exact types: a subclass may compute something else.
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors),
+    nn.Embedding: Rule(
+        embedding,
+        applies=embedding_applies,
+        factors=embedding_factors,
+        prefers_factors=embedding_prefers_factors,
+    ),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Rule(convolution)),
+    nn.GroupNorm: Rule(group_norm),
+    nn.LayerNorm: Rule(layer_norm),
+    **dict.fromkeys(_INSTANCE_NORM_NDIM, Rule(instance_norm)),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), Rule(batch_norm)),
+}
+
+
+def _by_place(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs [b, T, in] and gradients [b, T, out]."""
+    b = len(x)
+    return x.reshape(b, -1, x.shape[-1]).to(grad.dtype), grad.reshape(b, -1, grad.shape[-1])
+
+
+def _by_token(table: nn.Embedding, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries that were read, int64 [b, T], and the gradients [b, T, F]."""
+    tokens = x.reshape(len(x), -1).to(torch.int64)
+    D = grad.reshape(len(x), -1, table.embedding_dim)
+    if table.padding_idx is not None:
+        D = D * (tokens != table.padding_idx).unsqueeze(-1)
+    return tokens, D
+
+
+def _by_channel(normal: Tensor, grad: Tensor, names: frozenset[str]) -> Blocks:
+    """Return the blocks of scale and shift by channel, summed over all dimensions but sample and channel."""
+    D = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
+    blocks = {}
+    if "weight" in names:
+        blocks["weight"] = (D * normal.reshape(D.shape)).sum(dim=2)
+    if "bias" in names:
+        blocks["bias"] = D.sum(dim=2)
+    return blocks
+
+
+def _check_batched(x: Tensor, ndim: int) -> None:
+    """Reject an input without a dimension for samples, which some layers interpret as a single sample.
+
+    Raises:
+        ValueError: `x` does not have `ndim` dimensions.
+    """
+    if x.ndim != ndim:
+        raise ValueError(
+            f"a layer was called with {list(x.shape)}, without a dimension for samples: pass [1, ...] for one "
+            "sample, or use engine='loop'"
+        )
