@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from figure_runs import ALPHAS, LAMS, add_cell, add_curve, add_grid, add_run, da
 from figure_views import drawn, only_grid, only_set, texts
 from matplotlib.colors import to_rgb
 
-from gramgn.app._resolvers import choose_alpha
 from gramgn.figures import (
     drawings,
     load_runs,
@@ -192,23 +190,6 @@ def test_whole_numbers_from_a_command_line_are_the_same_values(tmp_path: Path) -
     grid = only_grid(tmp_path)
     assert list(grid.cells) == [(1.0, 1.0)]
     assert grid.cell(1.0, 1.0).loss == pytest.approx(0.3)
-
-
-def test_the_best_alpha_is_the_one_that_experiments_take(tmp_path: Path) -> None:
-    """Figures mark what ``${gramgn.best_alpha:...}`` of conf/sweep/lambda_alpha_curves.yaml would choose."""
-    rng = random.Random(0)
-    chosen = set()
-    for case in range(12):
-        cells: list[tuple[float, float]] = []
-        for alpha in (0.1, 1.0, 10.0):
-            for seed in range(2):
-                loss = rng.choice((0.1, 0.2, 0.3, math.nan))
-                cells.append((alpha, loss))
-                state = "diverged" if math.isnan(loss) else "done"
-                add_cell(tmp_path / f"{case}" / f"{alpha}-{seed}", loss, alpha=alpha, seed=seed, state=state)
-        chosen.add(choose_alpha(cells))
-        assert only_grid(tmp_path / f"{case}").best_alpha(1.0) == choose_alpha(cells)
-    assert len(chosen) > 2
 
 
 def test_two_grids_are_not_mixed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from data_cases import snapshot, write_afad, write_kaggle
 from house import PLUGIN, SMALL, House, read_rows, read_run
 from trained_runs import SMALL_NET, copy_of, rewrite_checkpoint, tool, train, write_scans
 
-from gramgn.app._run_record import identity
+from gramgn.records import checkpoint_identity
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,7 @@ def test_the_terms_of_a_warm_start_are_named(house: House, faces: Path, tmp_path
     record["config"]["init_from"] = "outputs/runs/gone"
     (orphan / "run.json").write_text(json.dumps(record))
     for name in ("best.pt", "last.pt"):
-        rewrite_checkpoint(orphan, name, identity=identity(record))
+        rewrite_checkpoint(orphan, name, identity=checkpoint_identity(record))
     assert tool(house, "export", f"run={orphan}", f"out={tmp_path / 'y'}") == 0
     assert "a run whose record is not here" in card_of(tmp_path / "y")
 

@@ -110,8 +110,10 @@ def test_the_checkpoint_of_another_run(run: Path, refused: Callable[..., str]) -
 
 def test_a_record_that_was_edited(run: Path, refused: Callable[..., str]) -> None:
     config = read_run(run)["config"]
-    assert "has no config.model" in refused(changed(run, "no-model", config={**config, "model": None}))
-    assert "has no dataset" in refused(changed(run, "no-dataset", dataset=None))
+    assert "has no entry 'config.model._target_'" in refused(
+        changed(run, "no-model", config={**config, "model": None})
+    )
+    assert "has no entry 'dataset'" in refused(changed(run, "no-dataset", dataset=None))
     broken = copy_of(run, "broken")
     (broken / "run.json").write_text('{"format": 1, "state"')
     assert "run.json is damaged" in refused(broken)

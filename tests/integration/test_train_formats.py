@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -85,19 +84,6 @@ def test_vectors_have_no_memory_format(call: Call, house: House, optimizer: str)
     (folder,) = house.runs()
     assert read_run(folder)["state"] == "done"
     assert read_run(folder)["precision"]["channels_last"] is False
-
-
-def test_a_run_from_before_the_settings_goes_on(call: Call, house: House) -> None:
-    """Its run.json names neither setting: it goes on as it began, and under the same identity."""
-    options = (*DEEP, "optimizer=sgd", "trainer.channels_last=false")
-    assert call(*options, "trainer.epochs=3") == 0
-    assert call(*options, "trainer.epochs=1") == 0
-    whole, part = house.runs()
-    run = read_run(part)
-    del run["config"]["trainer"]["channels_last"], run["config"]["trainer"]["compile"]
-    (part / "run.json").write_text(json.dumps(run))
-    assert call(f"resume={part}", "trainer.epochs=3") == 0
-    assert_same_run(whole, part)
 
 
 def test_muon_through_the_command_line(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app import set_repository
-from gramgn.app._resolvers import choose_alpha, register_run_resolvers
+from gramgn.app._resolvers import register_run_resolvers
 from gramgn.app._schema import plain
 from gramgn.errors import ConfigError, InputError
 from gramgn.records import RunFolder, SweepFolder
@@ -218,16 +218,6 @@ def test_the_best_alpha_of_a_lambda(outputs: Path) -> None:
     assert best(lam=1) == 0.1
 
 
-def test_the_rule() -> None:
-    """Least loss; median over seeds; of equals the larger alpha; never one with a seed that diverged."""
-    nan = math.nan
-    assert choose_alpha([(1.0, 0.5), (3.0, 0.2), (10.0, 0.4)]) == 3.0
-    assert choose_alpha([(1.0, 0.2), (3.0, 0.2), (0.1, 0.2)]) == 3.0
-    assert choose_alpha([(1.0, 0.0), (1.0, 0.3), (1.0, 0.3), (3.0, 0.2), (3.0, 0.2), (3.0, 9.0)]) == 3.0
-    assert choose_alpha([(1.0, 0.1), (1.0, nan), (3.0, 0.2), (3.0, 0.2)]) == 3.0
-    assert choose_alpha([(1.0, nan)]) is None
-
-
 def test_the_best_alpha_needs_a_grid_of_the_same_kind(outputs: Path) -> None:
     grid = outputs / "sweeps" / "grid"
     write_cell(grid, 0.25, 1, 0.1, scale="paper")
@@ -254,11 +244,11 @@ def test_an_unfinished_grid_has_no_best_alpha(outputs: Path) -> None:
     done = write_cell(grid, 0.25, 1, 0.1)
     assert best() == 1.0
     write_cell(grid, 1, 3, 0.1, state="interrupted")
-    with pytest.raises(ConfigError, match=r"sweeps/grid is not finished \(1 of 2 cells are not done\)"):
+    with pytest.raises(ConfigError, match=r"sweeps/grid is not finished \(1 of 2 jobs have not ended\)"):
         best()
     cells = [{"folder": name} for name in (done.name, "1-3-0", "waiting")]
     SweepFolder(grid).write({"cells": cells})
-    with pytest.raises(ConfigError, match="2 of 3 cells"):
+    with pytest.raises(ConfigError, match="2 of 3 jobs"):
         best()
 
 
@@ -273,5 +263,5 @@ def test_a_column_that_diverged_has_no_best_alpha(outputs: Path) -> None:
 def test_a_finished_cell_without_its_last_epoch(outputs: Path) -> None:
     cell = write_cell(outputs / "sweeps" / "grid", 0.25, 1, 0.1)
     RunFolder(cell).truncate_metrics(1)
-    with pytest.raises(InputError, match="no training loss of epoch 2"):
+    with pytest.raises(InputError, match="no training loss of the last epoch"):
         best()

@@ -12,12 +12,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gramgn.app._repository import set_repository
 from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
-from gramgn.app._sweep._identity import path_override
 from gramgn.app._sweep._launcher import check_place
 from gramgn.app._sweep._review import review
 from gramgn.app._sweep._tasks import Cell
 from gramgn.errors import ConfigError, InputError
-from gramgn.records import RunFolder, SweepFolder
+from gramgn.records import RunFolder, SweepFolder, path_override
 
 CONFIG: dict[str, Any] = {
     "seed": 0,
@@ -87,7 +86,7 @@ def test_a_done_job_without_records_has_to_be_done_again(root: Path) -> None:
     sweep.write({"cells": jobs})
     assert [cell.state for cell in sweep.cells()] == ["done", "waiting"]
     assert sweep.cells()[1].error == "it was done, and its run.json is gone"
-    with pytest.raises(ConfigError, match="1 of 2 cells are not done"):
+    with pytest.raises(ConfigError, match="1 of 2 jobs have not ended"):
         find_best_alpha("lambda_alpha", WANTED, root / "outputs")
 
 

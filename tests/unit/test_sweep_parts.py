@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 from gramgn.app._folders import job_dir, remember_sweep, sweep_dir
 from gramgn.app._repository import set_repository
 from gramgn.app._sweep._display import Display, Outcome, closing_table, duration
-from gramgn.app._sweep._identity import config_hash, differing, identifying, override_key
 from gramgn.app._sweep._options import Options, gpus_to_hand_out, num_cores, read_options
 from gramgn.errors import ConfigError, InputError
-from gramgn.records import RunFolder, SweepFolder, count_states, find_sweeps, varying
+from gramgn.records import (
+    RunFolder,
+    SweepFolder,
+    config_hash,
+    count_states,
+    differing,
+    find_sweeps,
+    identifying,
+    override_key,
+    varying,
+)
 
 CONFIG = {
     "seed": 0,

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from gramgn.app._repository import absolute, repository
 from gramgn.app._resolvers import register_run_resolvers
-from gramgn.app._sweep._identity import identifying, override_key, short_hash
+from gramgn.records import identifying, override_key, short_hash
 
 LONGEST_NAME = 60
 _HASH_LENGTH = 8

@@ -15,13 +15,13 @@ from gramgn.app._build import build, build_dataset, target_class
 from gramgn.app._plan import Job, split_paths, write_local_paths
 from gramgn.app._recording import MAY_LIE_THERE, Recording
 from gramgn.app._repository import absolute, shown
-from gramgn.app._run_record import dataset_record, first_record, identity, optimizer_record
+from gramgn.app._run_record import dataset_record, first_record, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
 from gramgn.app._sweep._tasks import JobFailedError
 from gramgn.errors import ConfigError, DataError, InputError, counted, first_line
 from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
-from gramgn.records import RunFolder
+from gramgn.records import RunFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
 from gramgn.training import (
     Clock,
@@ -183,7 +183,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         config,
         seed=job.config["seed"],
         folder=recording.folder,
-        identity=identity(recording.folder.read_run()),
+        identity=checkpoint_identity(recording.folder.read_run()),
         clock=parts.clock,
         mirror=recording.rows,
         reporter=recording.reporter,

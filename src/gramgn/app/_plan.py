@@ -11,22 +11,11 @@ from typing import Any
 from gramgn.app._repository import absolute, repository
 from gramgn.app._schema import check_entries
 from gramgn.errors import ConfigError, InputError, first_line
-from gramgn.records import RunFolder, portable, write_atomic
+from gramgn.records import RESUMABLE, RunFolder, portable, write_atomic
 
-RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads")
 LOCAL_FILE = "local.json"
-STORED: dict[str, type] = {
-    "id": str,
-    "config": dict,
-    "choices": dict,
-    "overrides": list,
-    "starts": list,
-    "threads": int,
-    "dataset": dict,
-    "wandb": dict,
-    "group": str,
-    "error": dict,
-}
+# Entries of run.json that a resume reads.
+STORED = ("id", "config", "choices", "overrides", "starts", "threads")
 PATH_KEYS = (("dataset", "root"), ("dataset", "prepared_root"), ("init_from",))
 
 
@@ -70,11 +59,12 @@ def resumed_job(
         InputError: If the folder is no run's.
     """
     keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
-    refused = [key for key in keys if key not in ("resume", *RESUMABLE) and key.split(".")[0] != "tracking"]
+    refused = [key for key in keys if not _may_be_given(key)]
     if refused:
         raise ConfigError(
             f"a resumed run keeps its configuration, so {', '.join(refused)} cannot be given; only "
-            f"{', '.join(RESUMABLE)} and tracking may change. Start a new run, or use init_from=<run folder>"
+            f"{', '.join(RESUMABLE[:-1])} and {RESUMABLE[-1]} may change. Start a new run, or use "
+            "init_from=<run folder>"
         )
     stored = _stored_run(folder)
     if stored["state"] == "diverged":
@@ -82,13 +72,13 @@ def resumed_job(
         raise ConfigError(
             f"the run in {folder} diverged ({why}) and would do so again; start a new one with other settings"
         )
-    config = with_local_paths(_with_later_settings(stored["config"]), folder)
+    config = with_local_paths(stored["config"], folder)
     for key in RESUMABLE:
-        if key in keys:
-            section, name = key.split(".")
+        section, _, name = key.partition(".")
+        if name and key in keys:
             config[section] = {**config[section], name: given[section][name]}
-    if any(key.split(".")[0] == "tracking" for key in keys):
-        config["tracking"] = given["tracking"]
+        elif not name and any(each.split(".")[0] == section for each in keys):
+            config[section] = given[section]
     return Job(
         config=config,
         choices=stored["choices"],
@@ -106,26 +96,14 @@ def _stored_run(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: If it is missing or damaged, or somebody took entries out of it.
     """
-    run = RunFolder.open(folder).read_run()
-    for name, kind in STORED.items():
-        value = run.get(name)
-        optional = name in ("dataset", "wandb", "group", "error")
-        if not isinstance(value, kind) and not (optional and value is None):
-            raise InputError(
-                f"{folder / 'run.json'} cannot be resumed from: its entry '{name}' is {value!r:.60}. "
-                "It was edited or damaged; put the original back, or start a new run"
-            )
-    check_entries(_with_later_settings(run["config"]))
+    run = RunFolder.open(folder).read_run(*STORED)
+    check_entries(run["config"])
     return run
 
 
-def _with_later_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration with the settings that came after it, as they were then."""
-    # Not at the top: it needs torch, and a sweep that has nothing left to do gets by without.
-    from gramgn.training import FORMER_BEHAVIOUR
-
-    trainer = config.get("trainer")
-    return {**config, "trainer": FORMER_BEHAVIOUR | trainer if isinstance(trainer, dict) else trainer}
+def _may_be_given(key: str) -> bool:
+    """Return whether a resumed run takes a key of its command line."""
+    return any(key == name or key.startswith(f"{name}.") for name in ("resume", *RESUMABLE))
 
 
 def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

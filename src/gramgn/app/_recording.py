@@ -8,11 +8,10 @@ from typing import Any
 from gramgn.app._plan import Job
 from gramgn.app._repository import repository, shown
 from gramgn.app._schema import TrackingConfig
-from gramgn.app._sweep._identity import path_override
 from gramgn.app._sweep._tasks import OUTPUT_FILE
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.records import Row, RunFolder, portable
+from gramgn.records import Row, RunFolder, path_override, portable
 from gramgn.stopping import StopRequested
 from gramgn.tracking import WandbMirror
 from gramgn.training import Clock, Diverged, Reporter, Trainer

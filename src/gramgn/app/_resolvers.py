@@ -11,18 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app._repository import repository
-from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import say
-from gramgn.records import RunFolder, SweepFolder, find_runs
+from gramgn.records import ENDED, RunFolder, best_alphas, final_loss, find_runs, path_override, runs
 
-ENDED = ("done", "diverged")
 SYNTHETIC = "_synthetic"
 
 
@@ -160,7 +157,7 @@ def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
     """Return the alpha that trained best in a finished grid, for the configuration's own lambda.
 
     The grid had the configuration's data set, scale and network; its number of images may be another one.
-    See :func:`choose_alpha` for the rule.
+    See `gramgn.records.best_alphas` for the rule.
 
     Args:
         sweep: Name of a file in ``conf/sweep/`` that varies ``optimizer.alpha``, e.g. ``"lambda_alpha"``.
@@ -212,63 +209,27 @@ def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, P
             "Choose one with best_alpha.sweep=<its name>"
         )
     ((grid, cells),) = grids.items()
-    if unfinished := _unfinished(grid):
+    table = runs(grid, waiting=True, report=_say_once)
+    jobs = table.drop_duplicates("folder")
+    if left := int((~jobs["state"].isin(ENDED)).sum()):
         raise ConfigError(
-            f"optimizer.alpha: the grid {_relative(grid)} is not finished ({unfinished}), so its best alpha is "
-            f"not known yet. Finish it with the command that began it, e.g.\n  {command}"
+            f"optimizer.alpha: the grid {_relative(grid)} is not finished ({left} of {len(jobs)} jobs have not ended), "
+            f"so its best alpha is not known yet. Finish it with the command that began it, e.g.\n  {command}"
         )
-    alpha = choose_alpha([_cell(path, run) for path, run in cells])
-    if alpha is None:
+    table = table[table["folder"].isin([str(path) for path, _ in cells])]
+    losses = final_loss(table)
+    if not (lost := losses[losses["loss"].isna()]).empty:
+        raise InputError(
+            f"{Path(lost['folder'].iloc[0]) / 'metrics.csv'} has no training loss of the last epoch, although the run "
+            "is done: put the file back, or remove the run's folder and repeat the grid"
+        )
+    alpha = float(best_alphas(table).get(wanted.lam, math.nan))
+    if math.isnan(alpha):
         raise ConfigError(
             f"optimizer.alpha: every run with lam={wanted.lam:g} of the grid {_relative(grid)} diverged, so there "
             "is no best alpha. Leave this point out, or give optimizer.alpha=<number>"
         )
     return alpha, grid
-
-
-def choose_alpha(cells: list[tuple[float, float]]) -> float | None:
-    """Return the best alpha of the cells of one lambda.
-
-    It is the one with the least training loss at the last epoch, median over seeds. An alpha with a seed that
-    diverged is never the best; of equals the larger alpha is, which is the more cautious step.
-
-    Args:
-        cells: Alpha and loss of every run; a run that diverged has the loss NaN.
-
-    Returns:
-        The best alpha, or None if none ended finite.
-    """
-    losses: dict[float, list[float]] = {}
-    for alpha, loss in cells:
-        losses.setdefault(alpha, []).append(loss)
-    finite = {alpha: median(each) for alpha, each in losses.items() if all(map(math.isfinite, each))}
-    return min(finite, key=lambda alpha: (finite[alpha], -alpha)) if finite else None
-
-
-def _cell(path: Path, run: Mapping[str, Any]) -> tuple[float, float]:
-    """Return alpha, in the configured convention, and the training loss at the last epoch, NaN if diverged."""
-    alpha, epochs = float(run["config"]["optimizer"]["alpha"]), run["config"]["trainer"]["epochs"]
-    if run["state"] == "diverged":
-        return alpha, math.nan
-    rows = [row for row in RunFolder(path).read_metrics() if row["epoch"] == epochs]
-    loss = rows[-1]["train_loss"] if rows else None
-    if loss is None:
-        raise InputError(
-            f"{path / 'metrics.csv'} has no training loss of epoch {epochs}, the last one, although the run is "
-            "done: put the file back, or remove the run's folder and repeat the grid"
-        )
-    return alpha, loss
-
-
-def _unfinished(grid: Path) -> str:
-    """Say how many cells of a sweep are not done or diverged, those that have not begun included; "" if none."""
-    sweep = SweepFolder(grid)
-    if sweep.sweep_json.is_file():
-        states = [cell.state for cell in sweep.cells()]
-    else:
-        states = [run["state"] for _, run in _runs(grid)]
-    left = sum(state not in ENDED for state in states)
-    return f"{left} of {len(states)} cells are not done" if left else ""
 
 
 def _runs(outputs: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import nn
 
-from gramgn.app._plan import RESUMABLE, Job, split_paths
+from gramgn.app._plan import Job, split_paths
 from gramgn.app._repository import repository
 from gramgn.damping import alpha_from_sum, alpha_to_sum
 from gramgn.records import git_state, portable, processor_name, start_record
-from gramgn.training import FORMER_BEHAVIOUR, Precision
+from gramgn.training import Precision
 
 
 def first_record(
@@ -55,19 +52,6 @@ def first_record(
         "wandb": stored.get("wandb"),
         "best": stored.get("best"),
     }
-
-
-def identity(record: Mapping[str, Any]) -> str:
-    """Return what ties checkpoints to a run: its id and everything in its configuration that may not change."""
-    config = {name: value for name, value in record["config"].items() if name not in ("tracking", "resume")}
-    may_change = [key.split(".")[1] for key in RESUMABLE]
-    config["trainer"] = {
-        name: value
-        for name, value in config["trainer"].items()
-        # A setting that came later is left out where it asks for what was done before it existed.
-        if name not in may_change and (name, value) not in FORMER_BEHAVIOUR.items()
-    }
-    return hashlib.sha256(json.dumps([record["id"], config], sort_keys=True).encode()).hexdigest()
 
 
 def dataset_record(data: Any) -> dict[str, Any]:

@@ -42,7 +42,8 @@ from gramgn.records.queries import (
     same_setting,
 )
 from gramgn.records.results import write_results
-from gramgn.records.run_folder import FORMAT, STATES, RunFolder, find_runs
+from gramgn.records.run_folder import RunFolder, find_runs
+from gramgn.records.schema import ENTRIES, FORMAT, STATES
 from gramgn.records.sweep_folder import (
     CELL_STATES,
     LOCK_FILE,
@@ -66,6 +67,7 @@ __all__ = [
     "CONVENTIONS",
     "DATA_COLUMNS",
     "ENDED",
+    "ENTRIES",
     "FORMAT",
     "INTEGER_COLUMNS",
     "LOCK_FILE",

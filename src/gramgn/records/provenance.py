@@ -22,7 +22,6 @@ _PACKAGES = {
     "omegaconf": "omegaconf",
     "wandb": "wandb",
 }
-_GIT_SECONDS = 5.0
 # A figure drawn since the commit does not change what a run does.
 _NOT_RESULTS = ":(exclude)outputs"
 # Content of an untracked file larger than this is not part of the hash (its name and size are).
@@ -65,12 +64,13 @@ def processor_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def git_state(repo: str | os.PathLike[str]) -> dict[str, Any]:
+def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[str, Any]:
     """Return which code ran.
 
     Args:
         repo: The folder of the repository. An enclosing other repository (of a user who installed the package
             inside a project) does not count.
+        timeout_s: Seconds that each call of git may take.
 
     Returns:
         ``commit``, ``dirty`` (tracked changes or untracked files that are not ignored), ``diff_sha256`` of
@@ -79,16 +79,16 @@ def git_state(repo: str | os.PathLike[str]) -> dict[str, Any]:
     """
     root = Path(repo).resolve()
     try:
-        top = _git(root, "rev-parse", "--show-toplevel").decode().strip()
+        top = _git(root, timeout_s, "rev-parse", "--show-toplevel").decode().strip()
         if Path(top).resolve() != root:
             return _unknown("not a git repository of its own")
-        commit = _head(root)
+        commit = _head(root, timeout_s)
         diff = ("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".", _NOT_RESULTS)
-        changes = _git(root, *diff) if commit else b""
+        changes = _git(root, timeout_s, *diff) if commit else b""
         others = ("ls-files", "-z", "--others", "--exclude-standard", "--", ".", _NOT_RESULTS)
-        listed = _git(root, *others).split(b"\0")
+        listed = _git(root, timeout_s, *others).split(b"\0")
     except (OSError, subprocess.SubprocessError) as error:
-        return _unknown(_why(error))
+        return _unknown(_why(error, timeout_s))
     untracked = sorted(name for name in listed if name)
     dirty = bool(changes or untracked or not commit)
     digest = _digest(root, changes, untracked) if dirty else None
@@ -133,7 +133,7 @@ def _platform() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
-def _git(root: Path, *arguments: str) -> bytes:
+def _git(root: Path, timeout_s: float, *arguments: str) -> bytes:
     # GIT_DIR and its like point elsewhere when we are started from a git hook.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -143,15 +143,15 @@ def _git(root: Path, *arguments: str) -> bytes:
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=_GIT_SECONDS,
+        timeout=timeout_s,
         check=True,
     )
     return done.stdout
 
 
-def _head(root: Path) -> str | None:
+def _head(root: Path, timeout_s: float) -> str | None:
     try:
-        return _git(root, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
+        return _git(root, timeout_s, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
     except subprocess.CalledProcessError:
         # A repository before its first commit.
         return None
@@ -172,11 +172,11 @@ def _unknown(note: str) -> dict[str, Any]:
     return {"commit": None, "dirty": None, "diff_sha256": None, "note": note}
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, timeout_s: float) -> str:
     if isinstance(error, FileNotFoundError):
         return "git is not installed"
     if isinstance(error, subprocess.TimeoutExpired):
-        return f"git took longer than {_GIT_SECONDS:g} s"
+        return f"git took longer than {timeout_s:g} s"
     if isinstance(error, subprocess.CalledProcessError):
         text = error.stderr.decode(errors="replace")
         return (

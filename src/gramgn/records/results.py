@@ -60,7 +60,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
         raise InputError(f"there is no results file {path}; published ones lie in outputs/results") from error
     except OSError as error:
         raise InputError(f"cannot read the results file {path}: {error.strerror or error}") from error
-    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path} is not a results file: {error}. {_REMEDY}") from error
     _check_columns(list(cells.columns), path)
     table = pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})

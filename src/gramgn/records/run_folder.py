@@ -14,9 +14,7 @@ from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.records.files import append_synced, write_atomic
 from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
-
-FORMAT = 1
-STATES = ("running", "done", "diverged", "failed", "interrupted")
+from gramgn.records.schema import FORMAT, STATES, check_record
 
 
 class RunFolder:
@@ -134,11 +132,14 @@ class RunFolder:
         self.write_run(run)
         return run
 
-    def read_run(self) -> dict[str, Any]:
-        """Return the content of ``run.json``.
+    def read_run(self, *needed: str) -> dict[str, Any]:
+        """Return the content of run.json.
+
+        Args:
+            *needed: Dotted names of entries that must not be missing, e.g. `"config.trainer"`.
 
         Raises:
-            InputError: It is missing, damaged, or of a format that this version does not know.
+            InputError: The file is missing, damaged, or of a format that this version does not know.
         """
         try:
             run = json.loads(self.run_json.read_text(encoding="utf-8"))
@@ -146,13 +147,9 @@ class RunFolder:
             raise InputError(f"cannot read {self.run_json}: {error.strerror or error}") from error
         except ValueError as error:
             raise InputError(f"{self.run_json} is damaged: {error}") from error
-        found = run.get("format") if isinstance(run, dict) else None
-        if found != FORMAT or run.get("state") not in STATES:
-            raise InputError(
-                f"{self.run_json} has format {found!r} and state {run.get('state') if found else None!r}; "
-                f"this version reads format {FORMAT} with a state out of {', '.join(STATES)}."
-            )
-        return run
+        check_record(run, str(self.run_json), needed)
+        found: dict[str, Any] = run
+        return found
 
     def append_metrics(self, row: Mapping[str, int | float | None]) -> None:
         """Append one epoch to ``metrics.csv`` and bring it to disk.

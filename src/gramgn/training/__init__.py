@@ -2,7 +2,7 @@
 
 from gramgn.training._checkpoint import Checkpoints, digest, load_weights
 from gramgn.training._clock import Clock
-from gramgn.training._config import FORMER_BEHAVIOUR, TrainerConfig
+from gramgn.training._config import TrainerConfig
 from gramgn.training._data import Scaling, TensorData
 from gramgn.training._device import (
     Precision,
@@ -20,7 +20,6 @@ from gramgn.training._seeding import epoch_order, rng_state, seed_everything, se
 from gramgn.training._steps import Stepper, StepReport, check_compile, residuals, takes_model
 
 __all__ = [
-    "FORMER_BEHAVIOUR",
     "Best",
     "Checkpoints",
     "Clock",

@@ -100,9 +100,6 @@ def most_threads() -> int:
     return 4 * (os.cpu_count() or 1)
 
 
-# How runs behaved that were recorded before there were these settings; such a run goes on like that.
-FORMER_BEHAVIOUR = {"channels_last": False, "compile": False}
-
 _LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramgn.app._sweep._identity import override_key
 from gramgn.errors import ConfigError
+from gramgn.records import override_key
 
 Command = tuple[str, ...]
 SHOWN_VALUES = 12

@@ -20,10 +20,9 @@ from gramgn.app._main import one_line_warning
 from gramgn.app._plan import Job, resumed_job
 from gramgn.app._recording import outcome
 from gramgn.app._repository import set_repository
-from gramgn.app._sweep._identity import is_incidental, override_key
 from gramgn.app._sweep._tasks import Cell, Task
 from gramgn.errors import InputError, first_line
-from gramgn.records import RunFolder
+from gramgn.records import RunFolder, is_incidental, override_key
 from gramgn.stopping import StopRequested, raising_signals
 
 LONGEST_MESSAGE = 4000

@@ -8,10 +8,9 @@ from typing import Any
 
 from gramgn.app._plan import split_paths
 from gramgn.app._repository import shown
-from gramgn.app._sweep._identity import config_hash, differing
 from gramgn.app._sweep._tasks import Cell, Planned
 from gramgn.errors import InputError
-from gramgn.records import RunFolder, code_version, code_versions
+from gramgn.records import RunFolder, code_version, code_versions, config_hash, differing
 
 FINISHED = ("done", "diverged")
 SHOWN_KEYS = 4
@@ -29,13 +28,10 @@ def review(cell: Cell) -> Planned:
             return Planned(cell, "refuse", digest, f"{lost}. {_PUT_BACK}")
         return Planned(cell, "new", digest)
     try:
-        record = folder.read_run()
-        stored = _with_later_settings(record["config"], config)
+        record = folder.read_run("config")
     except InputError as error:
         return Planned(cell, "refuse", digest, f"{str(error).rstrip('.')}. {_PUT_BACK}")
-    except (KeyError, TypeError, AttributeError) as error:
-        return Planned(cell, "refuse", digest, f"{shown(folder.run_json)} is damaged: {error!r}. {_PUT_BACK}")
-    differences = differing(stored, config)
+    differences = differing(record["config"], config)
     if differences:
         if record["state"] == "failed" and _holds_nothing(folder):
             return Planned(cell, "anew", digest, record=record)
@@ -71,17 +67,6 @@ def _other_config(cell: Cell, differences: Mapping[str, tuple[Any, Any]]) -> str
         f"{shown(cell.folder)} was run with another configuration: {', '.join(told)}{more}. Nothing there is "
         "overwritten: begin a new sweep with name=<another>, or move that folder away"
     )
-
-
-def _with_later_settings(stored: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recorded configuration with the trainer's settings that came after it, as they were then."""
-    trainer = dict(stored["trainer"])
-    if absent := config["trainer"].keys() - trainer.keys():
-        # Not at the top: it needs torch, and only the records of former versions need it.
-        from gramgn.training import FORMER_BEHAVIOUR
-
-        trainer |= {key: value for key, value in FORMER_BEHAVIOUR.items() if key in absent}
-    return {**stored, "trainer": trainer}
 
 
 def _lost_epochs(folder: RunFolder, epochs: int) -> str:

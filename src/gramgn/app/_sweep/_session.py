@@ -11,14 +11,22 @@ from gramgn.app._lock import take_lock
 from gramgn.app._repository import repository, shown
 from gramgn.app._sweep._axes import axes_of, grid_text
 from gramgn.app._sweep._display import Display, Outcome, closing_table
-from gramgn.app._sweep._identity import is_incidental, override_key
 from gramgn.app._sweep._options import Options
 from gramgn.app._sweep._pool import Pool
 from gramgn.app._sweep._record import SweepRecord, now_utc
 from gramgn.app._sweep._review import FINISHED, mixed_code, review
 from gramgn.app._sweep._tasks import OUTPUT_FILE, Cell, Planned
 from gramgn.errors import ConfigError, InputError
-from gramgn.records import LOCK_FILE, SweepFolder, git_state, portable, varying, versions
+from gramgn.records import (
+    LOCK_FILE,
+    SweepFolder,
+    git_state,
+    is_incidental,
+    override_key,
+    portable,
+    varying,
+    versions,
+)
 
 # torch's compiler is imported by each of its optimizers, compiled or not.
 MODULES = (

@@ -11,9 +11,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from gramgn.app._sweep._axes import Command, chunks, extended, read_extension, read_points, with_points
 from gramgn.app._sweep._grammar import grid, parse
-from gramgn.app._sweep._identity import override_key
 from gramgn.app._sweep._launcher import OTHER_LAUNCHER, Jobs
 from gramgn.errors import ConfigError
+from gramgn.records import override_key
 
 
 def run_sweep(

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gramgn.app._repository import shown
-from gramgn.app._sweep._identity import path_override
 from gramgn.app.tools._chart import chart
 from gramgn.errors import counted
 from gramgn.progress import say
-from gramgn.records import Row, RunFolder
+from gramgn.records import Row, RunFolder, path_override
 
 WIDEST = 80
 NARROWEST = 40

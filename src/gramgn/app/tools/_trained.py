@@ -18,13 +18,10 @@ from torch import Tensor, nn
 from gramgn.app._build import build, build_dataset
 from gramgn.app._plan import with_local_paths
 from gramgn.app._repository import shown
-from gramgn.app._run_record import identity
-from gramgn.app._sweep._identity import path_override
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
-from gramgn.records import RunFolder
+from gramgn.records import RunFolder, checkpoint_identity, path_override
 from gramgn.training import (
-    FORMER_BEHAVIOUR,
     Scaling,
     TrainerConfig,
     apply_settings,
@@ -34,7 +31,7 @@ from gramgn.training import (
 from gramgn.training._checkpoint import BEST, LAST, read_checkpoint
 
 CHECKPOINTS = {"best": BEST, "last": LAST}
-SECTIONS = ("config", "dataset", "precision")
+NEEDED = ("config.dataset._target_", "config.model._target_", "config.trainer", "dataset", "precision")
 
 
 @dataclass(frozen=True)
@@ -167,8 +164,8 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
     run = folder.read_run()
     _check_ended_well(folder, run)
     state = _checkpoint(folder, checkpoint)
-    _check_record(folder, run)
-    if state["identity"] != identity(run):
+    folder.read_run(*NEEDED)
+    if state["identity"] != checkpoint_identity(run):
         raise InputError(
             f"{folder.checkpoint_dir / CHECKPOINTS[checkpoint]} was not written by this run as its run.json "
             "describes it: the checkpoint is another run's, or run.json was edited. Put the right one back"
@@ -228,28 +225,6 @@ def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
         raise InputError(f"{path} is damaged ({first_line(error)}); try {others}") from error
 
 
-def _check_record(folder: RunFolder, run: Mapping[str, Any]) -> None:
-    """Check that run.json has what using the network needs."""
-    wrong = [name for name in SECTIONS if not isinstance(run.get(name), dict)]
-    if not wrong:
-        config = run["config"]
-        wrong = [
-            f"config.{name}"
-            for name in ("dataset", "model", "trainer")
-            if not isinstance(config.get(name), dict)
-        ]
-    if not wrong:
-        wrong = [
-            f"config.{name}._target_"
-            for name in ("dataset", "model")
-            if "_target_" not in run["config"][name]
-        ]
-    if wrong:
-        raise InputError(
-            f"{folder.run_json} has no {', '.join(wrong)}: it was edited or damaged; put the original back"
-        )
-
-
 def _device(name: str) -> torch.device:
     try:
         return choose_device(name)
@@ -260,7 +235,7 @@ def _device(name: str) -> torch.device:
 def _settings(folder: RunFolder, trainer: Mapping[str, Any], device: str) -> TrainerConfig:
     """Return the trainer's settings for this machine: the run's threads and device may not be here."""
     try:
-        return TrainerConfig(**{**FORMER_BEHAVIOUR, **trainer, "threads": None, "device": device})
+        return TrainerConfig(**{**trainer, "threads": None, "device": device})
     except TypeError as error:
         raise InputError(
             f"{folder.run_json} was written by another version: {first_line(error)}. Use the version that "

@@ -74,8 +74,7 @@ def test_a_git_that_hangs_is_left_after_a_few_seconds(
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr("gramgn.records.provenance._GIT_SECONDS", 0.2)
-    assert git_state(repo)["note"] == "git took longer than 0.2 s"
+    assert git_state(repo, timeout_s=0.2)["note"] == "git took longer than 0.2 s"
 
 
 def test_versions_name_what_a_result_depends_on() -> None:
