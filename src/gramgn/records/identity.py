@@ -39,9 +39,8 @@ ROLES: Mapping[str, str] = {
     # Where the data lies; `dataset.manifest_sha256` in run.json says which images they are.
     "dataset.root": LOCATION,
     "dataset.prepared_root": LOCATION,
-    # Names for settings that are recorded themselves.
+    # Names a bundle of settings that are recorded themselves.
     "trainer.scale": LABEL,
-    "recipe": LABEL,
 }
 """Role of each configuration key that does not distinguish every run; a key stands for everything below it."""
 
