@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gramgn.optim import GramGaussNewton, SolveError, StepInfo
+    from gramgn.optim import GramGaussNewton, Loop, SolveError, StepInfo, Stream, Vmap
 
 __version__ = "0.1.0"
-__all__ = ["GramGaussNewton", "SolveError", "StepInfo", "__version__"]
+__all__ = ["GramGaussNewton", "Loop", "SolveError", "StepInfo", "Stream", "Vmap", "__version__"]
 
-_HOME_OF = {"GramGaussNewton": "gramgn.optim", "SolveError": "gramgn.optim", "StepInfo": "gramgn.optim"}
+_HOME_OF = dict.fromkeys(
+    ("GramGaussNewton", "Loop", "SolveError", "StepInfo", "Stream", "Vmap"), "gramgn.optim"
+)
 
 
 def __getattr__(name: str) -> Any:

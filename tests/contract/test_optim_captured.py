@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramgn import GramGaussNewton
+from gramgn import GramGaussNewton, Stream
 from gramgn.models import ResNetFixup
 from gramgn.optim._captured import CapturedEngine, CapturedStep, check_capturable
 from gramgn.optim.closure import trainable
@@ -119,8 +119,8 @@ CUDA = torch.device("cuda")
     [
         ({}, "squared_error", torch.device("cpu"), "CUDA device; it is on cpu"),
         ({"engine": "vmap"}, "squared_error", CUDA, "only engine='stream'"),
-        ({"chunk_size": 4}, "squared_error", CUDA, "chunk_size and low_memory"),
-        ({"low_memory": True}, "squared_error", CUDA, "chunk_size and low_memory"),
+        ({"engine": Stream(chunk_size=4)}, "squared_error", CUDA, "chunk_size and low_memory"),
+        ({"engine": Stream(low_memory=True)}, "squared_error", CUDA, "chunk_size and low_memory"),
         ({}, "cross_entropy", CUDA, "checked on the host"),
     ],
     ids=lambda value: str(value),

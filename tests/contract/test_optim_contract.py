@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramgn import GramGaussNewton, StepInfo
+from gramgn import GramGaussNewton, StepInfo, Vmap
 
 X = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(8, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -133,13 +133,17 @@ def test_values_written_by_a_scheduler_are_checked(key: str, value: object) -> N
 
 
 def test_repr_shows_the_hyperparameters() -> None:
-    options = {"momentum": 0.5, "loss": "cross_entropy", "line_search": "armijo", "engine": "vmap"}
-    text = repr(built(alpha=0.25, damping_convention="mean", chunk_size=4, **options)[1])
+    options = {
+        "momentum": 0.5,
+        "loss": "cross_entropy",
+        "line_search": "armijo",
+        "engine": Vmap(chunk_size=4),
+    }
+    text = repr(built(alpha=0.25, damping_convention="mean", **options)[1])
     assert text.startswith("GramGaussNewton (\n    loss: cross_entropy\n    acceptance: Armijo(c=0.0001, ")
     for line in ("alpha: 0.25", "damping_convention: mean", "lam: 1.0", "lr: 1.0", "momentum: 0.5"):
         assert line in text.split("Parameter Group 0")[1]
-    for line in ("engine: vmap", "chunk_size: 4"):
-        assert line in text.split("Parameter Group 0")[0]
+    assert "engine: Vmap(chunk_size=4)" in text.split("Parameter Group 0")[0]
 
 
 def test_gradients_are_neither_read_nor_written() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gramgn import GramGaussNewton
-from gramgn.optim import Armijo, LevenbergMarquardt
+from gramgn.optim import Armijo, LevenbergMarquardt, Loop, Stream, Vmap
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8)
 
@@ -41,10 +41,28 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
             "damping_convention must be one of 'sum', 'mean', 'trace', got 'average'",
         ),
         ({"engine": "magic"}, "engine must be one of 'stream', 'vmap', 'loop', got 'magic'"),
-        ({"chunk_size": 0}, "chunk_size must be None, 'auto' or a whole number of at least 1, got 0"),
-        ({"chunk_size": 2.0}, "chunk_size must be None, 'auto' or a whole number"),
-        ({"engine": "vmap", "chunk_size": "auto"}, "chunk_size must be None or a whole number"),
-        ({"engine": "loop", "chunk_size": 2}, "chunk_size is an option of engine='stream' and 'vmap'"),
+        (
+            {"engine": {"chunk_size": 0}},
+            "chunk_size must be None, 'auto' or a whole number of at least 1, got 0",
+        ),
+        ({"engine": {"chunk_size": 2.0}}, "chunk_size must be None, 'auto' or a whole number"),
+        ({"engine": {"name": "vmap", "chunk_size": "auto"}}, "chunk_size must be None or a whole number"),
+        (
+            {"engine": {"name": "loop", "chunk_size": 2}},
+            "chunk_size is an option of engine 'stream' and 'vmap'",
+        ),
+        (
+            {"engine": {"name": "vmap", "low_memory": True}},
+            "low_memory is an option of engine 'stream'; engine",
+        ),
+        ({"engine": {"chunk_sise": 2}}, "engine has no 'chunk_sise': did you mean 'chunk_size'?"),
+        ({"engine": {"low_memory": True, "chunk_size": 2}}, "chunk_size can bound nothing"),
+        ({"engine": {"low_memory": True}, "loss": "cross_entropy"}, "needs one residual per sample"),
+        ({"engine": {"conv_path": "fast"}}, "conv_path must be one of 'static', 'probe', got 'fast'"),
+        (
+            {"engine": {"jacobian_dtype": "float16"}},
+            "jacobian_dtype must be None or 'bfloat16', got 'float16'",
+        ),
         ({"loss": "mse"}, "loss must be one of 'squared_error', 'cross_entropy', got 'mse'"),
         ({"momentum": 1.0}, "momentum must be a finite number >= 0 and < 1, got 1.0"),
         ({"momentum": -0.1}, "momentum must be a finite number >= 0 and < 1"),
@@ -162,3 +180,22 @@ def test_options_may_be_mappings_or_objects() -> None:
         assert len(texts) == 1
         assert repr(value) in texts.pop()
     assert repr(built(network(), line_search="armijo")) == repr(built(network(), line_search=Armijo()))
+
+
+def test_engines_are_names_options_or_mappings() -> None:
+    """A configuration names an engine in a mapping that lists all options; those it lacks stand at their defaults."""
+    listed = {
+        "name": "stream",
+        "chunk_size": None,
+        "conv_path": "static",
+        "low_memory": False,
+        "jacobian_dtype": None,
+    }
+    for options, name, own in (
+        (Stream(chunk_size=2), "stream", {"chunk_size": 2}),
+        (Vmap(chunk_size=2), "vmap", {"chunk_size": 2}),
+        (Loop(), "loop", {}),
+    ):
+        given = [options, {**listed, "name": name, **own}, *([name] if not own else [])]
+        (text,) = {repr(built(network(), engine=engine)) for engine in given}
+        assert f"engine: {options!r}" in text

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetBN
-from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._vmap_engine import VmapEngine
-from gramgn.optim.closure import Trained
-from gramgn.optim.losses import SquaredError
+from gramgn.optim import LoopEngine, SquaredError, Trained, VmapEngine
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8)
 

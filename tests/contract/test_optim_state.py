@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gramgn import GramGaussNewton, StepInfo
+from gramgn import GramGaussNewton, StepInfo, Stream
 
 X = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.randn(8, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -119,12 +119,12 @@ def test_what_the_engine_measured_is_kept() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 1))
     x = torch.randn(4, 1, 5, 5)
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, conv_path="probe")
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, engine=Stream(conv_path="probe"))
     optimizer.step(lambda: model(x) - 1.0)
     state = optimizer.state_dict()
     choices = state["gram_gauss_newton"]["engine"]["choices"]
     assert choices["conv_paths"]
-    other = GramGaussNewton(model, lam=1.0, alpha=0.3, conv_path="probe")
+    other = GramGaussNewton(model, lam=1.0, alpha=0.3, engine=Stream(conv_path="probe"))
     assert other.state_dict()["gram_gauss_newton"]["engine"]["choices"] != choices
     other.load_state_dict(state)
     assert other.state_dict() == state

@@ -110,6 +110,6 @@ def test_memory_and_speed_options_agree_on_the_device(options: dict) -> None:
     other = copy.deepcopy(model)
     inputs, targets = (tensor.cuda() for tensor in fixed_batch())
     GramGaussNewton(model, lam=1.0, alpha=30.0).step(lambda: model(inputs) - targets)
-    GramGaussNewton(other, lam=1.0, alpha=30.0, **options).step(lambda: other(inputs) - targets)
+    GramGaussNewton(other, lam=1.0, alpha=30.0, engine=options).step(lambda: other(inputs) - targets)
     ours, theirs = (torch.nn.utils.parameters_to_vector(net.parameters()) for net in (model, other))
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-4

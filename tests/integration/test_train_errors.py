@@ -42,15 +42,15 @@ CASES = {
         ["optimizer=ggn_lm", "optimizer.adaptive_damping._target_=gramgn.optim.Nothing"],
         ["gramgn.optim.Nothing"],
     ),
-    "a list for a format": (["optimizer.jacobian_dtype=[bfloat16]"], ["jacobian_dtype", "'bfloat16'"]),
+    "a list for a format": (["optimizer.engine.jacobian_dtype=[bfloat16]"], ["jacobian_dtype", "'bfloat16'"]),
     "a negative rate of muon": (
         ["optimizer=muon", "optimizer.adamw_lr=-1"],
         ["optimizer.adamw_lr=-1", "at least 0"],
     ),
     "momentum one": (["optimizer=ggn_spring", "optimizer.momentum=1"], ["momentum must be", "1"]),
-    "an unknown path": (["optimizer.conv_path=fast"], ["conv_path must be one of", "'probe'", "fast"]),
+    "an unknown path": (["optimizer.engine.conv_path=fast"], ["conv_path must be one of", "'probe'", "fast"]),
     "low memory in chunks": (
-        ["optimizer.low_memory=true", "optimizer.chunk_size=4"],
+        ["optimizer.engine.low_memory=true", "optimizer.engine.chunk_size=4"],
         ["low_memory", "chunk_size"],
     ),
     "lam zero": (["optimizer.lam=0"], ["lam must be", "0"]),

@@ -13,7 +13,7 @@ from dense import Dense
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton, StepInfo
-from gramgn.optim import LevenbergMarquardt
+from gramgn.optim import LevenbergMarquardt, Stream
 
 ENGINES = ("stream", "vmap", "loop")
 
@@ -274,7 +274,7 @@ def test_a_jacobian_in_bfloat16_is_not_compared_with_a_loss_in_float32() -> None
     x, y = torch.randn(8, 5), torch.randn(8, 1)
     for options in ({"adaptive_damping": {}}, {"line_search": "armijo"}):
         optimizer = GramGaussNewton(
-            model, lam=1.0, alpha=1.0, lr=1e-3, engine="stream", jacobian_dtype="bfloat16", **options
+            model, lam=1.0, alpha=1.0, lr=1e-3, engine=Stream(jacobian_dtype="bfloat16"), **options
         )
         with torch.no_grad():
             before = float((model(x) - y).double().square().mean())

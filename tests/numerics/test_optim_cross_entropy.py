@@ -48,7 +48,11 @@ def test_chunks_do_not_change_it(engine: str) -> None:
     for chunk_size in (None, 4):
         problem = logits_problem()
         optimizer = GramGaussNewton(
-            problem.model, lam=1.0, alpha=0.1, loss="cross_entropy", engine=engine, chunk_size=chunk_size
+            problem.model,
+            lam=1.0,
+            alpha=0.1,
+            loss="cross_entropy",
+            engine={"name": engine, "chunk_size": chunk_size},
         )
         for _ in range(2):
             optimizer.step(lambda problem=problem: (problem.closure(), LABELS))

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
-from gramgn.optim._engines import make_engine
-from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._vmap_engine import VmapEngine
-from gramgn.optim.closure import Trained
-from gramgn.optim.gram import BlockLinearisation
-from gramgn.optim.losses import SquaredError
+from gramgn.optim import BlockLinearisation, LoopEngine, SquaredError, Trained, VmapEngine, make_engine
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()
@@ -84,7 +79,7 @@ def test_groups_share_out_the_gram_matrix(name: str, engine: str) -> None:
     params = problem.trained().params
     trained = Trained(params, tuple(2 * (i % 2) for i in range(len(params))), 3)
     columns = problem.dense_jacobian().split([param.numel() for param in params.values()], dim=1)
-    made = make_engine(engine, chunk_size=None, conv_path="static", low_memory=False, jacobian_dtype=None)
+    made = make_engine(engine)
     J = made.linearise(problem.model, trained, problem.closure, SQUARED)
     G = J.gram()
     for group in (0, 2):

@@ -179,6 +179,25 @@ def test_duplicates_with_opposite_targets_without_damping(dtype: torch.dtype) ->
 
 @pytest.mark.filterwarnings("ignore:GramGaussNewton. the small eigenvalues")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("engine", ["stream", "vmap", "loop"])
+def test_equal_rows_without_damping_give_the_step_of_one(engine: str, dtype: torch.dtype) -> None:
+    """128 equal rows: G has rank 1, and the rounding of its other eigenvalues is cut, as pinv does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
+    x, y = torch.randn(1, 8, dtype=dtype).repeat(128, 1), torch.randn(128, 1, dtype=dtype)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach()
+    grads = torch.autograd.grad(model(x[:1]).sum(), list(model.parameters()))
+    row = torch.cat([grad.flatten() for grad in grads]).double()
+    J, r = row.repeat(128, 1), (model(x) - y).detach().double()[:, 0]
+    info = GramGaussNewton(model, lam=1.0, alpha=0.0, engine=engine).step(lambda: model(x) - y)
+    step = nn.utils.parameters_to_vector(model.parameters()).detach() - before
+    expected = -torch.linalg.pinv(J) @ r
+    assert info.ill_conditioned
+    assert float((step.double() - expected).norm() / expected.norm()) < 1e3 * torch.finfo(dtype).eps
+
+
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. the small eigenvalues")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("alpha", [0.0, 1e-7, 1e-3, 1.0])
 def test_near_singular_batches_give_finite_steps(alpha: float, dtype: torch.dtype) -> None:
     """G03: duplicates, a zero image and 1e4-scaled inputs, every alpha: never a bare linear-algebra error."""

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gramgn import GramGaussNewton
-from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim import LoopEngine, Stream
 from gramgn.optim.losses import SquaredError
 from gramgn.optim.stream import PATHS, StreamEngine, StreamLinearisation
 from gramgn.optim.stream import conv as conv_module
@@ -633,7 +633,12 @@ def test_decoupled_decay_with_low_memory_is_one_step() -> None:
     for low_memory in (False, True):
         own = copy.deepcopy(model)
         optimizer = GramGaussNewton(
-            own, lam=1.0, alpha=0.1, weight_decay=0.1, decoupled_weight_decay=True, low_memory=low_memory
+            own,
+            lam=1.0,
+            alpha=0.1,
+            weight_decay=0.1,
+            decoupled_weight_decay=True,
+            engine=Stream(low_memory=low_memory),
         )
         optimizer.step(lambda own=own: own(x))
         steps.append(torch.nn.utils.parameters_to_vector(own.parameters()))

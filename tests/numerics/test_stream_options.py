@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn.models import ResNetFixup
-from gramgn.optim import runtime
-from gramgn.optim._loop_engine import LoopEngine
+from gramgn.optim import LoopEngine, runtime
 from gramgn.optim.closure import Trained
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.losses import CrossEntropy, SquaredError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from cases import all_trained, vjp
@@ -9,7 +11,7 @@ from theory_cases import SMOOTH, sphere, two_layer
 
 from gramgn import GramGaussNewton
 from gramgn.models import ACTIVATIONS
-from gramgn.optim._engines import make_engine
+from gramgn.optim import Stream
 from gramgn.optim.losses import SquaredError
 from gramgn.theory import gram, jacobian
 
@@ -44,14 +46,13 @@ def test_jacobian_is_autograds(activation: str) -> None:
 @pytest.mark.parametrize("activation", SMOOTH)
 @pytest.mark.parametrize("b", [1, 7, 12])
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 5}, {"low_memory": True}])
-def test_streaming_engine_on_vectors(activation: str, b: int, options: dict[str, object]) -> None:
+def test_streaming_engine_on_vectors(activation: str, b: int, options: dict[str, Any]) -> None:
     """G, J d and J^T u of engine="stream" for vectors, where a linear layer is held as factors."""
     x, y = sphere(12, 5)
     x, y = x[:b], y[:b]
     model = two_layer(9, 5, activation)
-    settings = {"chunk_size": None, "conv_path": "static", "low_memory": False, "jacobian_dtype": None}
     trained = all_trained(model)
-    engine = make_engine("stream", **{**settings, **options})
+    engine = Stream(**options).build()
     linear = engine.linearise(model, trained, lambda: model(x) - y, SquaredError())
     J = jacobian(model, x)
     u, d = torch.randn(b, dtype=torch.float64), torch.randn(9, 5, dtype=torch.float64)

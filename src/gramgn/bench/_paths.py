@@ -15,7 +15,7 @@ from gramgn.bench._packages import BACKPACK_VARIANTS, OPACUS_VARIANTS, backpack,
 from gramgn.bench._prepared import MOMENTUM, SGD_LR, Prepared
 from gramgn.bench._problem import ALPHA, LAM, Problem
 from gramgn.errors import InputError, nearest
-from gramgn.optim import GramGaussNewton
+from gramgn.optim import GramGaussNewton, Stream
 
 CHANNELS_LAST = "channels last"
 PER_SAMPLE = "its per-sample gradients, the update by the formula in float64"
@@ -110,7 +110,7 @@ def ours(problem: Problem, lr: float, variant: str) -> Prepared:
 
 def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
     """Our streaming engine without a stored J: the update by a second, weighted backward pass."""
-    return _ours(problem, lr, variant, "stream", low_memory=True)
+    return _ours(problem, lr, variant, Stream(low_memory=True))
 
 
 def vmap(problem: Problem, lr: float, variant: str) -> Prepared:
@@ -123,7 +123,7 @@ def loop(problem: Problem, lr: float, variant: str) -> Prepared:
     return _ours(problem, lr, variant, "loop")
 
 
-def _ours(problem: Problem, lr: float, variant: str, engine: str, low_memory: bool = False) -> Prepared:
+def _ours(problem: Problem, lr: float, variant: str, engine: str | Stream) -> Prepared:
     model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
     y = problem.y
     optimizer = GramGaussNewton(
@@ -133,7 +133,6 @@ def _ours(problem: Problem, lr: float, variant: str, engine: str, low_memory: bo
         alpha=ALPHA,
         damping_convention="mean",
         engine=engine,
-        low_memory=low_memory,
     )
 
     def closure() -> torch.Tensor:

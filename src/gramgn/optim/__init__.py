@@ -2,20 +2,19 @@
 
 "GGN" means *Gram*-Gauss-Newton here; elsewhere it often stands for the *generalized* Gauss-Newton matrix. To
 add a way of forming the Jacobian: one new module that fulfils ``gram.Engine``, one name in
-``_engines.py``.
+``engines.py``.
 """
 
 from gramgn.optim._adaptive import LevenbergMarquardt
-from gramgn.optim._engines import make_engine
 from gramgn.optim._gram_gauss_newton import GramGaussNewton
 from gramgn.optim._info import SolveError, StepInfo
 from gramgn.optim._line_search import Armijo
-from gramgn.optim._loop_engine import LoopEngine
-from gramgn.optim._vmap_engine import VmapEngine
 from gramgn.optim.closure import Trained
+from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap, make_engine
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
 from gramgn.optim.runtime import is_out_of_memory
+from gramgn.optim.vmap import VmapEngine
 
 __all__ = [
     "Armijo",
@@ -25,13 +24,16 @@ __all__ = [
     "GramGaussNewton",
     "LevenbergMarquardt",
     "Linearisation",
+    "Loop",
     "LoopEngine",
     "Loss",
     "Reading",
     "SolveError",
     "SquaredError",
     "StepInfo",
+    "Stream",
     "Trained",
+    "Vmap",
     "VmapEngine",
     "is_out_of_memory",
     "make_engine",

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gramgn.optim._acceptance import Outcome
 from gramgn.optim._adaptive import LevenbergMarquardt
 from gramgn.optim._captured import CapturedClosure, CapturedEngine, CapturedStep, check_capturable
-from gramgn.optim._engines import make_engine
 from gramgn.optim._info import NON_FINITE, STATUSES, WARNINGS, StepInfo
 from gramgn.optim._line_search import Armijo
 from gramgn.optim._options import make_acceptance, make_loss
@@ -22,6 +21,7 @@ from gramgn.optim._state import DIRECTION, check_state, pack_state
 from gramgn.optim._system import Step, System, add_step, linear_model, propose
 from gramgn.optim._trial import Line, Trial
 from gramgn.optim.closure import Closure, Trained, trainable
+from gramgn.optim.engines import Loop, Stream, Vmap, engine_options
 from gramgn.optim.guards import (
     check_batch_statistics,
     check_model,
@@ -92,14 +92,9 @@ class GramGaussNewton(torch.optim.Optimizer):
         max_step_norm: A longer step lr d is scaled to this Euclidean norm over all parameters (as SPRING does);
             None: none is.
         line_search: None, ``"armijo"`` or ``Armijo(...)``: backtracking from lr. A mapping of its fields will do.
-        engine: How J is formed. ``"stream"``: layer by layer in one backward pass; ``"vmap"``: by ``torch.func``;
-            ``"loop"``: one backward pass for each row, for tests and odd networks.
-        chunk_size: Samples at a time while J is formed; None: the whole batch; ``"auto"`` (stream): what fits.
-            Results agree to rounding.
-        conv_path: How the stream engine forms the blocks of convolutions: ``"static"``, by a committed rule, or
-            ``"probe"``, by timing, with the choices kept in ``state_dict``.
-        low_memory: Let the stream engine hold no J and go backward twice.
-        jacobian_dtype: None, or ``"bfloat16"`` to let the stream engine form J by autocast.
+        engine: How J is formed. `"stream"` (default) or `Stream(...)`: layer by layer in one backward pass;
+            `"vmap"` or `Vmap(...)`: by `torch.func`; `"loop"` or `Loop()`: one backward pass per row, for tests and
+            unusual networks. A mapping of `name` and the fields of these is accepted too.
 
     Attributes:
         counts: How often: ``steps`` in all, each status of ``StepInfo``, ``ill_conditioned``, tries ``rejected`` and
@@ -129,11 +124,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         damping_warmup_factor: float = 10.0,
         max_step_norm: float | None = None,
         line_search: Armijo | Mapping[str, Any] | str | None = None,
-        engine: str = "stream",
-        chunk_size: int | str | None = None,
-        conv_path: str = "static",
-        low_memory: bool = False,
-        jacobian_dtype: str | torch.dtype | None = None,
+        engine: str | Stream | Vmap | Loop | Mapping[str, Any] = "stream",
     ) -> None:
         check_process()
         check_model(model)
@@ -150,21 +141,16 @@ class GramGaussNewton(torch.optim.Optimizer):
             "max_step_norm": max_step_norm,
         }
         check_new_group({}, defaults)
-        of_engine: dict[str, Any] = {
-            "chunk_size": chunk_size,
-            "conv_path": conv_path,
-            "low_memory": low_memory,
-            "jacobian_dtype": jacobian_dtype,
-        }
-        self._engine = make_engine(engine, **of_engine)
+        options = engine_options(engine)
+        self._engine = options.build()
         self._loss = make_loss(loss)
-        if low_memory and loss == "cross_entropy":
+        if isinstance(options, Stream) and options.low_memory and loss == "cross_entropy":
             raise ValueError(
-                "low_memory=True needs one residual for each sample, and loss='cross_entropy' has one for each "
-                "class: set low_memory to False"
+                "low_memory=True needs one residual per sample, and loss='cross_entropy' has one per class: "
+                "set low_memory to False"
             )
         self._acceptance = make_acceptance(adaptive_damping, line_search)
-        self._options = {"loss": loss, "acceptance": self._acceptance, "engine": engine, **of_engine}
+        self._options: dict[str, Any] = {"loss": loss, "acceptance": self._acceptance, "engine": options}
         self._model = model
         self._everything = params is None
         self.counts = dict.fromkeys(COUNTS, 0)
@@ -321,7 +307,7 @@ class GramGaussNewton(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return hyper-parameters, counts, directions and the engine's choices; the model is not part of it."""
         choices = self._engine.state_dict()
-        return pack_state(super().state_dict(), self.counts, self._options["engine"], choices)
+        return pack_state(super().state_dict(), self.counts, self._options["engine"].name, choices)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned; the next step is then bitwise the same.
@@ -332,7 +318,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         Raises:
             ValueError: It is the state of another optimizer, or of other parameters. Nothing was changed then.
         """
-        saved = check_state(state_dict, self.param_groups, PLAIN, self.counts, self._options["engine"])
+        saved = check_state(state_dict, self.param_groups, PLAIN, self.counts, self._options["engine"].name)
         if saved.choices:
             self._engine.load_state_dict(saved.choices)
         super().load_state_dict(saved.state)

@@ -27,8 +27,8 @@ def solve(G: Tensor, r: Tensor, lam: float, alpha: float, eps: float) -> Solutio
 
     With damping: Cholesky, and where that fails eigenvalues clamped at 0, all directions kept. A jitter would
     change alpha behind the user's back, and cutting directions would throw away most of the step. Without
-    damping (alpha = 0 or lost in float64 rounding): minimum norm, eigenvalues below ``eps`` times the largest
-    cut off. A Cholesky that succeeds proves nothing there.
+    damping (alpha = 0 or lost in float64 rounding): minimum norm, eigenvalues up to n ``eps`` times the largest
+    cut off, as lstsq and pinv do. A Cholesky that succeeds proves nothing there.
 
     Args:
         G: Gram matrix [n, n] in float64, symmetric up to rounding, positive semi-definite.
@@ -77,7 +77,7 @@ def damped(G: Tensor, r: Tensor, lam: float, alpha: float) -> tuple[Tensor, str]
 def minimum_norm(G: Tensor, r: Tensor, lam: float, alpha: float, eps: float) -> tuple[Tensor, bool]:
     """Return u without the directions that are rounding, and whether there were any."""
     g, V = torch.linalg.eigh(G)
-    kept = g > eps * g[-1]
+    kept = g > len(G) * eps * g[-1]
     weights = torch.where(kept, 1 / (lam * torch.where(kept, g, 1.0) + alpha), 0.0)
     return V @ (weights * (V.T @ r)), not bool(kept.all())
 

@@ -1,7 +1,7 @@
-"""Per-sample Jacobians by ``torch.func``: a vmapped forward gives the outputs and, through its vjp, their J.
+"""The engine that uses `torch.func`: a vmapped forward pass gives the outputs and, through its vjp, their J.
 
 Because outputs and Jacobian come from the same forward pass, they share dropout masks and other randomness.
-q is the number of outputs of one sample, k the number of residuals (k = q in most closures).
+q is the number of outputs per sample, k the number of residuals per sample (k = q in most closures).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Blocks = dict[str, Tensor]
 
 
 class VmapEngine:
-    """Forms J with ``torch.func.vmap`` over samples.
+    """Forms J with `torch.func.vmap` over samples.
 
     Args:
-        chunk_size: Samples at a time; None: the whole batch. Bounds the memory for activations, not for J
-            itself.
+        chunk_size: The number of samples at a time; None: the whole batch. Bounds the memory for activations, not
+            for J itself.
     """
 
     def __init__(self, chunk_size: int | None = None) -> None:
@@ -47,7 +47,7 @@ class VmapEngine:
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
-        """Call ``closure`` once and differentiate its residuals; see ``Engine``."""
+        """Call ``closure`` once and differentiate its residuals; see `Engine`."""
         params = trained.params
         of_outputs: Blocks = {}
         leaves: list[Tensor] = []
@@ -57,7 +57,7 @@ class VmapEngine:
             try:
                 outputs, blocks = _outputs_and_jacobian(model, original, params, batch, self.chunk_size)
             except RuntimeError as error:
-                error.add_note("This came from torch.func.vmap over samples; engine='loop' does without it.")
+                error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
                 raise
             if tuple(batch.batched) not in self._compared:
                 check_per_sample(model, original, args, kwargs, outputs)
@@ -82,7 +82,7 @@ class VmapEngine:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take nothing."""
+        """Load nothing."""
 
 
 def _outputs_and_jacobian(
@@ -120,7 +120,7 @@ def _outputs_and_jacobian(
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Refuse a forward that puts another tensor in the place of a buffer: it would be one sample's, in vmap."""
+    """Reject a forward pass that replaces a buffer: with vmap, the new tensor would belong to one sample."""
     before = [(path, module, dict(module._buffers)) for path, module in model.named_modules()]
     try:
         yield
@@ -134,7 +134,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
     if replaced:
         raise ValueError(
             f"the model's forward assigns the buffers {', '.join(replaced)}: engine='vmap' calls it for each sample "
-            "by itself. Change them in place under torch.no_grad after the step, or take engine='stream'"
+            "by itself. Change them in place under torch.no_grad after the step, or use engine='stream'"
         )
 
 
@@ -147,7 +147,7 @@ def _unsqueezed(pulled: tuple[Blocks]) -> tuple[Blocks]:
 
 
 def _of_one_sample(output: Any) -> Tensor:
-    """Return one sample's output without its batch dimension, which a model may have squeezed away itself."""
+    """Return the output of one sample without its batch dimension, which a model may have squeezed itself."""
     if not isinstance(output, Tensor):
         raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
     if output.ndim == 0:
@@ -161,7 +161,7 @@ def _of_one_sample(output: Any) -> Tensor:
 
 
 def _check_reached(output: Tensor, model: nn.Module) -> None:
-    """Refuse a model that uses a parameter by another way than through the module that owns it."""
+    """Reject a model that uses a parameter in another way than through the module that owns it."""
     if not output.requires_grad:
         return
     names, params = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
@@ -170,7 +170,7 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
     raise ValueError(
         "the model uses tensors that require gradients past its own modules, so they would get no Jacobian: "
         f"{', '.join(unreached) or 'tensors that are no parameters of the model'}. Read parameters as "
-        "attributes of the module that owns them in forward, or take engine='loop'"
+        "attributes of the module that owns them in forward, or use engine='loop'"
     )
 
 

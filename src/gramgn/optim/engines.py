@@ -1,0 +1,211 @@
+"""The engines by name, with the options that belong to each, and the slow oracle among them.
+
+To add an engine: a module with a class that fulfils `gram.Engine`, a frozen dataclass of its options here, and a
+line in `ENGINES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gramgn.optim._checks import check_choice, check_flag, check_keys
+from gramgn.optim.closure import Closure, Forward, Trained, call_closure
+from gramgn.optim.gram import BlockLinearisation, Engine
+from gramgn.optim.losses import Loss
+from gramgn.optim.runtime import jacobian_eps
+from gramgn.optim.stream import StreamEngine
+from gramgn.optim.vmap import VmapEngine
+
+JACOBIAN_DTYPES = {"bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Form J layer by layer in one backward pass; the default.
+
+    Args:
+        chunk_size: The number of samples whose Jacobian is formed at a time, which bounds the activations that are
+            held; `"auto"`: as many as fit into a quarter of the memory that is free at the first step; None
+            (default): the whole batch. Results agree to rounding.
+        conv_path: How the blocks of convolutions are formed: `"static"` (default), by a committed rule, or
+            `"probe"`, by timing, with the choices kept in `state_dict`.
+        low_memory: Hold no J and form J^T u by a second backward pass; default False. Needs one residual per sample,
+            and excludes `chunk_size`.
+        jacobian_dtype: None (default), or `"bfloat16"` to form J by autocast; G is not shortened.
+
+    Raises:
+        ValueError: A value is out of range, or `low_memory` and `chunk_size` are combined.
+    """
+
+    name: ClassVar[str] = "stream"
+    chunk_size: int | str | None = None
+    conv_path: str = "static"
+    low_memory: bool = False
+    jacobian_dtype: str | torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("conv_path", self.conv_path, ("static", "probe"))
+        check_flag("low_memory", self.low_memory)
+        self._dtype()
+        if self.chunk_size != "auto":
+            _check_chunk_size(self.chunk_size, "None, 'auto'")
+        if self.low_memory and self.chunk_size is not None:
+            raise ValueError(
+                "low_memory=True keeps the graph of the whole batch, so chunk_size can bound nothing: set "
+                "chunk_size to None (null in a configuration), or low_memory to False"
+            )
+
+    def build(self) -> Engine:
+        """Return an engine with these options."""
+        return StreamEngine(
+            chunk_size=self.chunk_size,
+            conv_path=self.conv_path,
+            low_memory=self.low_memory,
+            jacobian_dtype=self._dtype(),
+        )
+
+    def _dtype(self) -> torch.dtype | None:
+        given = self.jacobian_dtype
+        if given is None or (isinstance(given, torch.dtype) and given in JACOBIAN_DTYPES.values()):
+            return given
+        if isinstance(given, str) and given in JACOBIAN_DTYPES:
+            return JACOBIAN_DTYPES[given]
+        raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {given!r}")
+
+
+@dataclass(frozen=True)
+class Vmap:
+    """Form J with `torch.func.vmap` over samples.
+
+    Args:
+        chunk_size: The number of samples at a time, which bounds the activations that are held; None (default): the
+            whole batch.
+
+    Raises:
+        ValueError: `chunk_size` is no whole number of at least 1.
+    """
+
+    name: ClassVar[str] = "vmap"
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_chunk_size(self.chunk_size, "None")
+
+    def build(self) -> Engine:
+        """Return an engine with these options."""
+        return VmapEngine(self.chunk_size)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Form J by one backward pass per row: slow, for tests and unusual networks."""
+
+    name: ClassVar[str] = "loop"
+
+    def build(self) -> Engine:
+        """Return such an engine."""
+        return LoopEngine()
+
+
+ENGINES: dict[str, type[Stream] | type[Vmap] | type[Loop]] = {
+    kind.name: kind for kind in (Stream, Vmap, Loop)
+}
+# The defaults of all options of all engines.
+_DEFAULTS = {field.name: field.default for kind in ENGINES.values() for field in fields(kind)}
+
+
+def engine_options(given: Any) -> Stream | Vmap | Loop:
+    """Return the options of an engine.
+
+    Args:
+        given: `"stream"`, `"vmap"` or `"loop"`; the options themselves; or a mapping of their fields and `name`
+            (default `"stream"`), as a configuration holds it. Such a mapping may hold options of other engines at
+            their defaults.
+
+    Raises:
+        ValueError: The engine is unknown, a value is out of range, or the engine does not have an option.
+    """
+    if isinstance(given, Stream | Vmap | Loop):
+        return given
+    mapping = given if isinstance(given, Mapping) else {"name": given}
+    name = check_choice("engine", mapping.get("name", "stream"), tuple(ENGINES))
+    options = {key: value for key, value in mapping.items() if key != "name"}
+    check_keys("engine", options, tuple(_DEFAULTS))
+    kind = ENGINES[name]
+    own = [field.name for field in fields(kind)]
+    for key, value in options.items():
+        if key not in own and value != _DEFAULTS[key]:
+            having = " and ".join(
+                f"{other!r}"
+                for other, each in ENGINES.items()
+                if key in {field.name for field in fields(each)}
+            )
+            raise ValueError(f"{key} is an option of engine {having}; engine {name!r} does not have it")
+    return kind(**{key: value for key, value in options.items() if key in own})
+
+
+def make_engine(given: Any) -> Engine:
+    """Return an engine for what `engine_options` accepts.
+
+    Raises:
+        ValueError: See `engine_options`.
+    """
+    return engine_options(given).build()
+
+
+def _check_chunk_size(chunk_size: Any, others: str) -> None:
+    whole = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1
+    if chunk_size is not None and not whole:
+        raise ValueError(f"chunk_size must be {others} or a whole number of at least 1, got {chunk_size!r}")
+
+
+class LoopEngine:
+    """The oracle: forms J row by row from the graph of one ordinary forward pass.
+
+    Slow, and right for everything that autograd differentiates.
+    """
+
+    def linearise(
+        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
+    ) -> BlockLinearisation:
+        """Call `closure` once and differentiate each of its residuals; see `Engine`."""
+        reading, num_samples = call_closure(model, closure, loss, plain_forward)
+        tensors = list(trained.params.values())
+        rows = reading.differentiated.flatten()
+        blocks = [param.new_empty(len(rows), param.numel()) for param in tensors]
+        for i, row in enumerate(rows):
+            slopes = torch.autograd.grad(
+                row, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            for block, slope in zip(blocks, slopes, strict=True):
+                block[i] = slope.flatten()
+        if reading.root is not None:
+            R = reading.root.mT
+            blocks = [(R @ block.view(*R.shape[:2], -1)).flatten(end_dim=1) for block in blocks]
+        return BlockLinearisation(
+            reading=reading.detached(),
+            num_samples=num_samples,
+            eps=jacobian_eps(model, tensors[0].dtype, tensors[0].device),
+            blocks=blocks,
+            trained=trained,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: this engine makes no choices."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load nothing."""
+
+
+def plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    """Run the model as it is; the batch is the leading dimension of its output."""
+    output = original(*args, **kwargs)
+    if not isinstance(output, Tensor):
+        raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
+    return output, output.shape[0] if output.ndim else 1
