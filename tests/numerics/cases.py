@@ -1,36 +1,43 @@
-"""One table of networks with data in float64; every test of the optimizer's mathematics runs over it.
+"""One table of networks with data in float64, over which the tests of the optimizer's mathematics run.
 
-Legend: b samples, q outputs per sample, k residuals per sample, m trainable parameters.
+b samples, q outputs per sample, k residuals per sample, m trainable parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
-from gramgn.optim.closure import Trained
-from gramgn.optim.gram import Linearisation
+from gramgn.optim import Linearisation, Trained
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network, the arguments of its call, and the residuals of its output."""
+    """A network, the arguments of its call, and the residuals of its output.
+
+    Attributes:
+        name: The name of the case.
+        build: Returns the network.
+        inputs: Returns the arguments of the call.
+        residual: Maps the output to the residuals; None: the output minus random targets of its shape.
+        vmap: Whether `torch.func.vmap` can run the network; it lacks some in-place operations.
+    """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, ...]]
     residual: Callable[[Tensor], Tensor] | None = None
-    """Output to residual; None: output minus random targets of its shape."""
     vmap: bool = True
-    """Whether ``torch.func.vmap`` can run it; it lacks some in-place operations."""
 
     def make(self) -> Problem:
-        """Return the case with fixed random numbers, all parameters moved away from special values."""
+        """Return the case with fixed random numbers and all parameters moved away from special values."""
         torch.manual_seed(0)
         model = self.build().double()
         with torch.no_grad():
@@ -42,10 +49,15 @@ class Case:
             target = torch.randn_like(model(*args))
         return Problem(model, args, self.residual or (lambda output: output - target))
 
+    @cache  # noqa: B019  # one Jacobian per case, shared by all tests of a run
+    def jacobian(self) -> Tensor:
+        """Return J [b k, m] of the problem as it is made."""
+        return self.make().dense_jacobian()
+
 
 @dataclass(frozen=True)
 class Problem:
-    """A case that was made."""
+    """A network with data. The networks and data of the table are in float64."""
 
     model: nn.Module
     args: tuple[Tensor, ...]
@@ -55,31 +67,34 @@ class Problem:
         """Return the residuals, as a user's closure does."""
         return self.residual(self.model(*self.args))
 
-    def trained(self) -> Trained:
-        """Return the parameters that require gradients, in one group."""
-        return all_trained(self.model)
+    def trained(self, num_groups: int = 1) -> Trained:
+        """Return the parameters that require gradients, dealt out to groups in turn."""
+        return all_trained(self.model, num_groups)
 
     def flat(self) -> Tensor:
         """Return a copy of the trainable parameters as one vector [m]."""
         return torch.cat([param.detach().flatten().clone() for param in self.trained().params.values()])
 
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return a vector [m] in the parameters' shapes."""
+        params = list(self.trained().params.values())
+        parts = flat.split([param.numel() for param in params])
+        return [part.view_as(param) for part, param in zip(parts, params, strict=True)]
+
     def residual_at(self, flat: Tensor) -> Tensor:
-        """Return the residuals, flattened, with the trainable parameters replaced by ``flat`` [m]."""
-        state, start = {}, 0
-        for name, param in self.trained().params.items():
-            state[name] = flat[start : start + param.numel()].view_as(param)
-            start += param.numel()
+        """Return the residuals, flattened, with the trainable parameters replaced by `flat` [m]."""
+        state = dict(zip(self.trained().params, self.split(flat), strict=True))
         return self.residual(functional_call(self.model, state, self.args)).flatten()
 
     def dense_jacobian(self) -> Tensor:
-        """Return J [b k, m] of the whole batch, samples free to interact, without an engine's code."""
+        """Return J [b k, m] of the whole batch, free to mix samples, without an engine's code."""
         return torch.autograd.functional.jacobian(self.residual_at, self.flat())
 
 
-def all_trained(model: nn.Module) -> Trained:
-    """Return the parameters that require gradients, in one group."""
+def all_trained(model: nn.Module, num_groups: int = 1) -> Trained:
+    """Return the parameters that require gradients, dealt out to groups in turn."""
     params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-    return Trained(params, (0,) * len(params), 1)
+    return Trained(params, tuple(i % num_groups for i in range(len(params))), num_groups)
 
 
 def vjp(J: Linearisation, trained: Trained, u: Tensor) -> list[Tensor]:
@@ -87,6 +102,30 @@ def vjp(J: Linearisation, trained: Trained, u: Tensor) -> list[Tensor]:
     out = [torch.zeros_like(param) for param in trained.params.values()]
     J.add_vjp_(out, u, [1.0] * len(out))
     return out
+
+
+def flattened(parts: Iterable[Tensor]) -> Tensor:
+    """Return tensors as one vector."""
+    return torch.cat([part.flatten() for part in parts])
+
+
+def relative_error(given: Tensor, expected: Tensor) -> float:
+    """Return |given - expected| / |expected|."""
+    return float((given - expected).norm() / expected.norm())
+
+
+def num_tensors() -> int:
+    """Return the number of tensors that Python holds."""
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Return whether a module of the network has a hook."""
+    return any(getattr(module, hooks) for module in model.modules() for hooks in HOOKS)
 
 
 class UsedTwice(nn.Module):
@@ -113,7 +152,7 @@ class Tied(nn.Module):
 
 
 class Functional(nn.Module):
-    """Parameters used by functions, without a layer that owns them; a scalar bias and scale."""
+    """Parameters without a layer, used by functions; among them a scalar bias and a scalar scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +175,7 @@ class Tokens(nn.Module):
 
 
 class Masked(nn.Module):
-    """Two inputs with an entry for each sample."""
+    """Two inputs with one entry per sample."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +285,7 @@ class ConvolutionTwice(nn.Module):
 
 
 class InPlace(nn.Module):
-    """In-place operations on the outputs of layers, views among them, and on scalars' sums and products."""
+    """In-place operations on outputs of layers, including views, and on sums and products with scalars."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +300,7 @@ class InPlace(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention, which reads its projection's parameters without calling it; returns a pair."""
+    """Self-attention, which reads the parameters of its projection without calling it, and returns a pair."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,7 +313,7 @@ class Attention(nn.Module):
 
 
 class OutsideTheLayers(nn.Module):
-    """A container with layers of its own and parameters that it uses beside them; one is used by nobody."""
+    """A container with its own parameters next to its layers; one parameter is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +327,7 @@ class OutsideTheLayers(nn.Module):
 
 
 class PaddedTokens(nn.Module):
-    """Embeddings of repeated and of padding tokens, summed with a table of positions that all samples share."""
+    """Embeddings of repeated and padding tokens, added to a table of positions that all samples share."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,17 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup, ResNetGN
-from gramgn.optim import _solve, guards, runtime
-from gramgn.optim import gram as _engine
-from gramgn.optim.closure import Trained
-from gramgn.optim.gram import BlockLinearisation
-from gramgn.optim.losses import Reading
-from gramgn.optim.runtime import float64_home, full_precision_products, jacobian_eps
+from gramgn.optim import BlockLinearisation, Reading, Trained, float64_home, jacobian_eps, note_device
 
 
 @pytest.fixture
 def float32_precision() -> Iterator[None]:
-    """Let a test set the global flag, and put it back."""
+    """Let a test set the global flag, and restore it."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -34,7 +29,7 @@ def block_linearisation(rows: int = 40, size: int = 3000) -> BlockLinearisation:
 
 
 def linearisation(blocks: list[Tensor], eps: float = 1e-7) -> BlockLinearisation:
-    """Return a Jacobian of residuals that are 0, each block that of one parameter."""
+    """Return a Jacobian with one block per parameter, and residuals that are 0."""
     r = blocks[0].new_zeros(len(blocks[0]))
     params = {str(i): block.new_empty(block.shape[1]) for i, block in enumerate(blocks)}
     return BlockLinearisation(
@@ -59,19 +54,14 @@ def test_products_of_the_jacobian_ignore_reduced_precision(flag: str) -> None:
     assert float((pushed - exact @ d.double()).norm() / pushed.norm()) < 1e-6
 
 
-def test_flags_are_put_back_after_an_error() -> None:
-    before = torch.backends.cuda.matmul.fp32_precision
-    inside = []
-
-    def failing() -> None:
-        with full_precision_products():
-            inside.append(torch.backends.cuda.matmul.fp32_precision)
-            raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        failing()
-    assert inside == ["ieee"]
-    assert torch.backends.cuda.matmul.fp32_precision == before
+@pytest.mark.usefixtures("float32_precision")
+def test_flags_are_restored_after_an_error() -> None:
+    torch.set_float32_matmul_precision("medium")
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    with pytest.raises(RuntimeError):
+        block_linearisation().jvp([torch.zeros(7)])
+    assert [backend.fp32_precision for backend in backends] == before
 
 
 @pytest.mark.usefixtures("float32_precision")
@@ -93,7 +83,7 @@ def test_precision_of_the_jacobian_follows_the_flags() -> None:
 
 
 def test_small_end_of_the_gram_matrix_survives_the_sum_over_blocks() -> None:
-    """Summed in float32, 1 beside 1e8 would be lost; the blocks' products are summed in float64."""
+    """A sum in float32 would lose 1 next to 1e8; the blocks' products are summed in float64."""
     blocks = [torch.tensor([[1e4], [0.0]]), torch.tensor([[1.0], [0.0]])]
     assert float(linearisation(blocks).gram()[0, 0, 0]) == 1e8 + 1
 
@@ -177,10 +167,10 @@ def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.Monke
     assert float64_home(torch.device("mps", 0)) == torch.device("cpu")
     assert float64_home(torch.device("cuda", 0)) == torch.device("cuda", 0)
     with pytest.warns(UserWarning, match="mps has no float64"):
-        guards.note_device(torch.device("mps"))
+        note_device(torch.device("mps"))
 
-    # torch's meta device stands in for it: float64 there is refused, and only the copy to the CPU fails.
-    monkeypatch.setattr(_engine, "float64_home", lambda _device: torch.device("cpu"))
+    # torch's meta device replaces it: float64 there is rejected, and only the copy to the CPU fails.
+    monkeypatch.setattr("gramgn.optim.gram.float64_home", lambda _device: torch.device("cpu"))
     J = linearisation([torch.ones(2, 3, device="meta")])
     with NoFloat64OnMeta(), pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         J.gram()
@@ -191,7 +181,7 @@ def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("name", ["cholesky_ex", "eigh", "eigvalsh"])
 def test_linear_algebra_is_in_float64_on_the_home_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T20, G10: whatever the dtype of the network, what is factorised is float64 where float64 exists."""
+    """T20, G10: whatever the dtype of the network, the solve is in float64."""
     seen: list[tuple[torch.dtype, str]] = []
     original = getattr(torch.linalg, name)
 
@@ -199,8 +189,7 @@ def test_linear_algebra_is_in_float64_on_the_home_device(name: str, monkeypatch:
         seen.append((matrix.dtype, matrix.device.type))
         return original(matrix)
 
-    monkeypatch.setattr(_solve.torch.linalg, name, recording)
-    assert runtime.product_dtype(torch.bfloat16) == torch.float32
+    monkeypatch.setattr(torch.linalg, name, recording)
     model, x, y = spread_out(torch.float32)
     # alpha at the border between bounds asks for eigenvalues; alpha = 0 for eigenvectors.
     alpha = {"cholesky_ex": 50.0, "eigh": 0.0, "eigvalsh": 1e7 * torch.finfo(torch.float32).eps * 1.01}[name]

@@ -1,16 +1,20 @@
-"""Kernels of the streaming engine by themselves, against float64."""
+"""Kernels of the streaming engine, against float64 and against autograd."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from gramgn.optim.stream import PATHS, Buffers, Memory, accumulate, conv, gram_of
+from gramgn.optim.stream import PATHS, Buffers, Memory, applicable, gram_of
 
 
 @pytest.mark.parametrize(
-    ("parts", "n", "size"), [(1, 3, 7), (3, 5, 8), (1, 40, 7000), (2, 257, 400), (3, 600, 31)]
+    ("parts", "n", "size"),
+    # Small and large products, with few and with many rows.
+    [(1, 3, 7), (3, 5, 8), (1, 40, 7000), (2, 257, 400), (3, 600, 31)],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gram_product_of_any_size_is_rows_times_rows(
@@ -25,38 +29,71 @@ def test_the_gram_product_of_any_size_is_rows_times_rows(
     assert (G - expected).abs().max() <= bound * expected.abs().max()
 
 
-def test_large_and_small_products_are_both_among_the_cases() -> None:
-    assert 3 * 3 * 7 < accumulate.LARGE < 257 * 257 * 400
-    assert accumulate.LARGE < 40 * 40 * 7000
-    assert 40 < accumulate.MANY_ROWS < 257
-
-
-@pytest.mark.parametrize("at_a_time", [1, 2, 3, 4, 64])
-@pytest.mark.parametrize("path", ["strips", "columns"])
-@pytest.mark.parametrize("padding", [(1, 1), (2, 0), (0, 1)])
-def test_samples_taken_a_few_at_a_time_give_the_same_block(
-    path: str, padding: tuple[int, int], at_a_time: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    b, C, F, plane = 7, 2, 3, (5, 6)
-    kernel = (2 * padding[0] + 1, 2 * padding[1] + 1)
-    layer = nn.Conv2d(C, F, kernel, padding=padding, dtype=torch.float64)
-    x = torch.randn(b, C, *plane, dtype=torch.float64)
-    grad = torch.randn(b, F, *plane, dtype=torch.float64)
-    expected = torch.stack(
-        [
-            torch.nn.grad.conv2d_weight(x[i : i + 1], layer.weight.shape, grad[i : i + 1], padding=padding)
-            for i in range(b)
-        ]
+def weight_gradients(layer: nn.Conv2d, x: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of each sample by itself, by autograd."""
+    return torch.stack(
+        [torch.autograd.grad(layer(x[i : i + 1]), layer.weight, grad[i : i + 1])[0] for i in range(len(x))]
     )
-    monkeypatch.setattr(conv, "LEAST_SAMPLES", at_a_time)
-    monkeypatch.setattr(conv, "STRIPS_BYTES", 1)
-    monkeypatch.setattr(conv, "COLUMNS_BYTES", 1)
-    memory = Memory(Buffers(), lambda parts, size, like: like.new_empty(parts, b, size))
+
+
+def formed(path: str, layer: nn.Conv2d, x: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
+    memory = Memory(buffers, lambda parts, size, like: like.new_empty(parts, len(x), size))
     with torch.no_grad():
-        for _ in range(2):  # the second time in memory that was written to
-            block = PATHS[path](layer, x, grad, padding, memory)
-            formed = torch.stack([block.layout.to_param(row.flatten()) for row in block.rows.unbind(1)])
-            torch.testing.assert_close(formed, expected, rtol=1e-12, atol=1e-12)
-            memory.buffers.get("strips", (1,), x).fill_(float("nan"))
-            memory.buffers.get("padded", (1,), x).fill_(float("nan"))
+        block = PATHS[path](layer, x, grad, tuple(layer.padding), memory)
+    return torch.stack([block.layout.to_param(row.flatten()) for row in block.rows.unbind(1)])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@settings(max_examples=50, deadline=None)
+@given(
+    b=st.integers(1, 6),
+    channels=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    same=st.booleans(),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 1)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    size=st.tuples(st.integers(5, 7), st.integers(5, 8)),
+)
+def test_every_path_that_applies_to_a_convolution(
+    channels_last: bool,
+    b: int,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    same: bool,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    size: tuple[int, int],
+) -> None:
+    """G05: each path at any shape that it covers and in either memory format."""
+    torch.manual_seed(0)
+    if same:  # strips for odd kernels, and pointwise for 1 x 1
+        kernel = (2 * kernel[0] - 1, 2 * kernel[1] - 1)
+        stride, dilation, padding = (1, 1), (1, 1), (kernel[0] // 2, kernel[1] // 2)
+    layer = nn.Conv2d(*channels, kernel, stride=stride, padding=padding, dilation=dilation).double()
+    x = torch.randn(b, channels[0], *size, dtype=torch.float64)
+    grad = torch.randn_like(layer(x))
+    if channels_last:
+        x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
+    names = applicable(layer, x, grad, padding)
+    assert "strips" in names or not same
+    assert ("pointwise" in names) == (kernel == stride == dilation == (1, 1) and padding == (0, 0))
+    for name in names:
+        torch.testing.assert_close(
+            formed(name, layer, x, grad, Buffers()), weight_gradients(layer, x, grad), rtol=1e-11, atol=1e-11
+        )
+
+
+@pytest.mark.parametrize(("path", "b", "C", "size"), [("columns", 33, 8, 16), ("strips", 31, 64, 32)])
+def test_many_samples_are_taken_a_few_at_a_time(path: str, b: int, C: int, size: int) -> None:
+    """More samples than fit into the scratch memory, with a rest, twice in memory that was written to."""
+    torch.manual_seed(0)
+    layer = nn.Conv2d(C, 2, 3, padding=1, dtype=torch.float64)
+    x = torch.randn(b, C, size, size, dtype=torch.float64)
+    grad = torch.randn(b, 2, size, size, dtype=torch.float64)
+    expected, buffers = weight_gradients(layer, x, grad), Buffers()
+    for _ in range(2):
+        torch.testing.assert_close(formed(path, layer, x, grad, buffers), expected, rtol=1e-11, atol=1e-11)
+        for name in ("strips", "padded", "columns"):
+            buffers.get(name, (1,), x).fill_(float("nan"))

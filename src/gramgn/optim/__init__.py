@@ -12,8 +12,9 @@ from gramgn.optim._line_search import Armijo
 from gramgn.optim.closure import Trained
 from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap, make_engine
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
+from gramgn.optim.guards import note_device
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
-from gramgn.optim.runtime import is_out_of_memory
+from gramgn.optim.runtime import float64_home, is_out_of_memory, jacobian_eps
 from gramgn.optim.vmap import VmapEngine
 
 __all__ = [
@@ -35,6 +36,9 @@ __all__ = [
     "Trained",
     "Vmap",
     "VmapEngine",
+    "float64_home",
     "is_out_of_memory",
+    "jacobian_eps",
     "make_engine",
+    "note_device",
 ]
