@@ -1,12 +1,12 @@
-"""Residual networks for small images, and the two-layer network of the theory. Needs torch alone.
+"""Residual networks for small images, torchvision's networks, and the two-layer network of the theory.
 
-To add a network: one new underscore module here, one name below, one file in ``conf/model/``.
+Needs torch alone; torchvision is imported only when one of its networks is built. To add a network: one module
+here, one name below, one file in `conf/model/`.
 """
 
-from gramgn.models._activations import ACTIVATIONS, Activation, activation_named
-from gramgn.models._fixup import ResNetFixup
-from gramgn.models._normalised import ResNetBN, ResNetGN
-from gramgn.models._two_layer import TwoLayer
+from gramgn.models.resnet import ResNetBN, ResNetFixup, ResNetGN
+from gramgn.models.torchvision_network import TorchvisionNetwork
+from gramgn.models.two_layer import ACTIVATIONS, Activation, TwoLayer, activation_named
 
 __all__ = [
     "ACTIVATIONS",
@@ -14,6 +14,7 @@ __all__ = [
     "ResNetBN",
     "ResNetFixup",
     "ResNetGN",
+    "TorchvisionNetwork",
     "TwoLayer",
     "activation_named",
 ]

@@ -1,29 +1,35 @@
 """The training loop: exact clock, exact resume, and every way a run can end."""
 
-from gramgn.training._checkpoint import Checkpoints, digest, load_weights
-from gramgn.training._clock import Clock
-from gramgn.training._config import TrainerConfig
-from gramgn.training._data import Scaling, TensorData
-from gramgn.training._device import (
+from gramgn.training.checkpoint import BEST, LAST, Checkpoints, load_weights, read_checkpoint
+from gramgn.training.clock import Clock
+from gramgn.training.config import TrainerConfig
+from gramgn.training.data import Scaling, TensorData
+from gramgn.training.device import (
     Precision,
     apply_settings,
     choose_device,
+    epoch_order,
     release_memory,
+    rng_state,
+    seed_everything,
+    set_rng_state,
     synchronize,
+    use_channels_last,
 )
-from gramgn.training._evaluate import Evaluation, evaluate
-from gramgn.training._loop import Best, Diverged, Trainer
-from gramgn.training._memory_format import use_channels_last
-from gramgn.training._muon import muon_with_adamw, split_for_muon
-from gramgn.training._report import Reporter
-from gramgn.training._seeding import epoch_order, rng_state, seed_everything, set_rng_state
-from gramgn.training._steps import Stepper, StepReport, check_compile, residuals, takes_model
+from gramgn.training.loop import Best, Diverged, Evaluation, Trainer, evaluate
+from gramgn.training.meter import EpochMeter, StepReport
+from gramgn.training.muon import muon_with_adamw, split_for_muon
+from gramgn.training.reporter import Reporter
+from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
 
 __all__ = [
+    "BEST",
+    "LAST",
     "Best",
     "Checkpoints",
     "Clock",
     "Diverged",
+    "EpochMeter",
     "Evaluation",
     "Precision",
     "Reporter",
@@ -36,11 +42,11 @@ __all__ = [
     "apply_settings",
     "check_compile",
     "choose_device",
-    "digest",
     "epoch_order",
     "evaluate",
     "load_weights",
     "muon_with_adamw",
+    "read_checkpoint",
     "release_memory",
     "residuals",
     "rng_state",

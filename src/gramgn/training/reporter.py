@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, one plain line an epoch elsewhere."""
+"""The progress of a run for a person: a bar on a terminal, one plain line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LONG_S = 30 * 60
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a whole run consists of.
+    """The size of a whole run.
 
     Attributes:
-        epochs: Epochs in all.
-        total_steps: Steps in all.
-        done_steps: Steps done before this start.
-        eval_share: Time of the evaluations as a share of the time of the steps, roughly.
-        is_large: The paper's full size on a CPU, for which there is a smaller version.
+        epochs: Number of epochs in total.
+        total_steps: Number of steps in total.
+        done_steps: Number of steps done before this start.
+        eval_share: Time of the evaluations relative to the time of the steps, roughly.
+        is_large: Whether this is the paper's full size on a CPU, for which there is a smaller version.
     """
 
     epochs: int
@@ -40,8 +40,8 @@ class Reporter:
     """Reports to stderr and to the run's log.
 
     Args:
-        log: Also given every plain line, for the run's own log file.
-        unit: The data's unit, for maes; may be set once it is known.
+        log: Called with every plain line, for the run's own log file.
+        unit: The data's unit, for mean absolute errors; may be set once it is known.
     """
 
     def __init__(self, log: Callable[[str], None], unit: str) -> None:
@@ -58,7 +58,7 @@ class Reporter:
         self._log(message)
 
     def begin(self, schedule: Schedule) -> None:
-        """Take note of what is to come; open the bar where there is a terminal."""
+        """Start reporting a run; on a terminal, open the bar."""
         self._schedule = schedule
         if sys.stderr.isatty():
             self._bar = tqdm(
@@ -66,7 +66,7 @@ class Reporter:
             )
 
     def step(self, epoch: int, loss: float) -> None:
-        """Move the bar; after the first few steps say how long the whole run will take."""
+        """Advance the bar; after the first few steps, estimate the time of the whole run."""
         if self._bar is not None:
             self._bar.set_description(f"epoch {epoch}", refresh=False)
             self._bar.set_postfix_str(f"loss {loss:.3g}", refresh=False)
@@ -78,7 +78,7 @@ class Reporter:
             self._estimate((time.perf_counter() - self._timed_from) / TIMED_STEPS)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """Say how the epoch went."""
+        """Report the errors of an epoch."""
         parts = [
             f"epoch {row['epoch']}/{self._schedule.epochs}",
             f"{row['train_s']:.1f} s",
@@ -90,7 +90,7 @@ class Reporter:
         self.say("  ".join(parts))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -99,13 +99,13 @@ class Reporter:
         schedule = self._schedule
         steps_left = schedule.total_steps - schedule.done_steps - self._steps
         seconds = step_s * steps_left * (1 + schedule.eval_share)
-        self.say(f"{step_s:.2g} s a step: about {duration(seconds)} for the rest of this run")
+        self.say(f"{step_s:.2g} s per step: about {duration(seconds)} for the rest of this run")
         if seconds > LONG_S and schedule.is_large:
             self.say("this is the paper's full size on a CPU; trainer=laptop is a small version of it")
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them, e.g. ``"2 h 05 min"``."""
+    """Return a duration in words, such as `"2 h 05 min"`."""
     whole = round(seconds)
     if whole < 120:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""A data set as the loop sees it: one array on the device, batches by index."""
+"""A data set as the training loop sees it: one array on the device, batches by index."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Scaling:
-    """What was subtracted and divided by, all of it from the training split.
+    """The means that were subtracted and the deviations divided by, all from the training split.
 
     Attributes:
         target_mean: In the data's unit; 0 without standardisation.
         target_std: In the data's unit; 1 without standardisation.
-        pixel_mean: ``[C]`` in grey levels of 0 to 255; empty for data that is not uint8 images.
-        pixel_std: ``[C]``, likewise.
+        pixel_mean: [C] in grey levels of 0 to 255; empty for data other than uint8 images.
+        pixel_std: [C], likewise.
     """
 
     target_mean: float
@@ -34,20 +34,20 @@ class TensorData:
     """Images (or feature vectors) and standardised targets on the device.
 
     Args:
-        images: uint8 ``[N, C, H, W]``, or floating ``[N, ...]``.
-        targets: ``[N]`` in the data's unit.
-        split: ``[N]`` of ``"train"``, ``"val"`` or ``"test"``.
-        channels: Channels the network sees; one stored channel is repeated as it is used.
-        device: Where the network is. The array lies there too if it takes at most half of the free memory.
+        images: uint8 [N, C, H, W], or floating point [N, ...].
+        targets: [N] in the data's unit.
+        split: [N] of `"train"`, `"val"` or `"test"`.
+        channels: Number of channels that the network takes; a single stored channel is repeated for each batch.
+        device: The network's device. The array is kept there too if it takes at most half of the free memory.
         dtype: Of the batches.
         standardize_targets: Subtract the training split's mean and divide by its sd.
 
     Attributes:
-        memory_format: Of the batches; another one than contiguous is for images only.
+        memory_format: Of the batches; always contiguous for data other than images.
 
     Raises:
-        DataError: If a split is empty, a target is not finite, the training targets are all equal, or the
-            stored channels do not fit ``channels``.
+        DataError: A split is empty, a target is not finite, the training targets are all equal, or the
+            stored channels do not fit `channels`.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TensorData:
             )
         rows = {name: np.flatnonzero(split == name) for name in SPLITS}
         store = device if _fits(images.nbytes, device) else torch.device("cpu")
-        # Each split is copied once, straight out of the memory map, so that no second whole copy exists.
+        # Each split is copied once, directly from the memory map, so that no second whole copy exists.
         self._images = {name: torch.from_numpy(images[rows[name]]).to(store) for name in SPLITS}
         self.scaling = self._fit_scaling(targets[rows["train"]], standardize_targets)
         scaled = (targets - self.scaling.target_mean) / self.scaling.target_std
@@ -98,10 +98,10 @@ class TensorData:
         return len(self._targets[split])
 
     def batch(self, split: str, index: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs ``[b, channels, H, W]`` (normalised) and standardised targets ``[b]``."""
+        """Return inputs [b, channels, H, W] (normalised) and standardised targets [b]."""
         stored = self._images[split]
         images = stored[index.to(stored.device) if isinstance(index, torch.Tensor) else index]
-        # Reordered while it is converted, which costs nothing extra.
+        # The memory format is changed by the conversion, at no extra cost.
         inputs = images.to(self.device, self.dtype, memory_format=self.memory_format)
         if self.is_image:
             inputs = (inputs - self._mean) / self._std
@@ -113,7 +113,7 @@ class TensorData:
 
 
 def pixel_statistics(images: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Return mean and standard deviation of each channel of uint8 images ``[N, C, H, W]``, in grey levels.
+    """Return mean and standard deviation of each channel of uint8 images [N, C, H, W], in grey levels.
 
     Sums of integers, so the result does not depend on the chunks or the device. A constant channel gets 1.
     """
@@ -132,10 +132,10 @@ def pixel_statistics(images: torch.Tensor) -> tuple[list[float], list[float]]:
 def _check_arrays(images: np.ndarray, targets: np.ndarray, split: np.ndarray) -> None:
     if not len(images) == len(targets) == len(split):
         raise DataError(
-            f"{len(images)} images, {len(targets)} targets and {len(split)} split entries must be equally many"
+            f"{len(images)} images, {len(targets)} targets and {len(split)} split entries were given: the three numbers must be equal"
         )
     if targets.ndim != 1:
-        raise DataError(f"targets must have shape [N], one number a sample, not {list(targets.shape)}")
+        raise DataError(f"targets must have shape [N], one number per sample, not {list(targets.shape)}")
     bad = np.flatnonzero(~np.isfinite(targets))
     if len(bad):
         raise DataError(f"{len(bad)} targets are not finite numbers, the first at row {bad[0]}")

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.errors import ConfigError, InputError
+from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
-from gramgn.training._compile import check_compiler, told_in_one_message
-from gramgn.training._seeding import rng_state, set_rng_state
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did.
-
-    Attributes:
-        num_samples: b, the samples in the batch.
-        loss: Mean square of the residuals before the step, in standardised units.
-        absolute_error: Mean absolute residual before the step, in standardised units.
-        finite: Whether loss and step were finite. If not, no parameter has moved.
-        grad_norm: |gradient of the loss|, for optimizers of the gradient.
-        info: GGN's own report.
-    """
-
-    num_samples: int
-    loss: float
-    absolute_error: float
-    finite: bool
-    grad_norm: float | None = None
-    info: StepInfo | None = None
+from gramgn.training.device import rng_state, set_rng_state
+from gramgn.training.meter import StepReport
 
 
 class NonFiniteLoss(Exception):  # noqa: N818 - a signal from the closure to the step, never seen outside
@@ -43,30 +21,29 @@ class NonFiniteLoss(Exception):  # noqa: N818 - a signal from the closure to the
 
 
 def residuals(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return f - y, shape ``[b]``.
+    """Return f - y, shape [b].
 
     Raises:
-        InputError: If the outputs do not have the targets' shape. Broadcasting ``[b, 1]`` against ``[b]``
-            would silently make it ``[b, b]`` (T01).
+        InputError: The outputs do not have the targets' shape. Broadcasting [b, 1] against [b] would silently
+            give [b, b] (T01).
     """
     outputs = model(inputs)
     if not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
         got = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise InputError(
-            f"the network must return one number a sample, shape {list(targets.shape)} like the targets; "
+            f"the network must return one number per sample, shape {list(targets.shape)} like the targets; "
             f"it returned {got}. End its forward with .squeeze(-1), or use num_outputs=1"
         )
     return outputs - targets
 
 
 def takes_model(optimizer_class: Any) -> bool:
-    """Tell whether an optimizer wants the module itself: its first parameter is named ``model``.
+    """Return whether an optimizer is built from the module itself: its class has `takes_model = True`.
 
-    Such an optimizer is given a closure that returns the residuals; any other is given ``parameters()``
-    and a closure that returns the loss.
+    Such an optimizer is given a closure that returns the residuals and returns a `gramgn.optim.StepInfo`; any
+    other is built from `parameters()` and given a closure that returns the loss.
     """
-    names = [name for name in inspect.signature(optimizer_class).parameters if name != "self"]
-    return bool(names) and names[0] == "model"
+    return getattr(optimizer_class, "takes_model", False) is True
 
 
 class Stepper:
@@ -74,10 +51,10 @@ class Stepper:
 
     Args:
         model: The network.
-        optimizer: Either kind (:func:`takes_model`).
+        optimizer: Either kind, see `takes_model`.
         compile: Compile the network's forward and backward for the steps (G19). The network itself stays as it
-            is, so that evaluation and ``state_dict`` see nothing of it. :func:`check_compile` tells beforehand
-            whether that can be.
+            is, so that evaluation and `state_dict` see nothing of it. `check_compile` finds out beforehand
+            whether that is possible.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, compile: bool = False) -> None:
@@ -91,24 +68,24 @@ class Stepper:
         self._captured: dict[torch.Size, Callable[[Tensor, Tensor], StepInfo]] = {}
 
     def prepare(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Compile, where that was asked for, so that no step has to; does nothing otherwise.
+        """Compile the steps if that was asked for.
 
         Weights, buffers, gradients and the random state are as before.
 
         Args:
-            batches: One batch ``(inputs, targets)`` of each shape that there will be.
+            batches: One batch (inputs, targets) of each shape that there will be.
 
         Raises:
-            ConfigError: If it cannot be compiled.
+            ConfigError: The network cannot be compiled.
         """
         if not self._compile:
             return
         if self._wants_residuals:
-            self._captured = captured_steps(self.model, self.optimizer, batches)
+            self._captured = _captured_steps(self.model, self.optimizer, batches)
             return
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         random = rng_state()
-        with told_in_one_message():
+        with _compiler_errors():
             for inputs, targets in batches:
                 residuals(self._network, inputs, targets).square().mean().backward()
         self.optimizer.zero_grad()
@@ -117,7 +94,7 @@ class Stepper:
         set_rng_state(random)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
-        """Take one step on inputs ``[b, ...]`` and targets ``[b]``."""
+        """Take one step on inputs [b, ...] and targets [b]."""
         if self._wants_residuals:
             return self._residual_step(inputs, targets)
         return self._gradient_step(inputs, targets)
@@ -165,11 +142,10 @@ class Stepper:
 
 
 def check_compile(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Refuse ``trainer.compile=true`` before any work where it cannot be had.
+    """Reject `trainer.compile=true` before any work where it is not possible.
 
     Raises:
-        ConfigError: For an optimizer of the residuals anywhere but on CUDA, and for any other where
-            torch.compile does not work.
+        ConfigError: The optimizer is one of the residuals and the device not CUDA, or torch.compile does not work.
     """
     if not takes_model(type(optimizer)):
         check_compiler(device)
@@ -180,7 +156,7 @@ def check_compile(optimizer: torch.optim.Optimizer, device: torch.device) -> Non
         )
 
 
-def captured_steps(
+def _captured_steps(
     model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> dict[torch.Size, Callable[[Tensor, Tensor], StepInfo]]:
     """Return steps of an optimizer of the residuals in CUDA graphs, by the shape of their inputs.
@@ -188,7 +164,7 @@ def captured_steps(
     Called once, before the first step and off the clock of training, with one batch of each shape.
 
     Raises:
-        ConfigError: If the optimizer has no ``capture``, or cannot capture what it was built with.
+        ConfigError: The optimizer has no `capture`, or cannot capture what it was built with.
     """
     capture = getattr(optimizer, "capture", None)
     if capture is None:
@@ -207,3 +183,36 @@ def captured_steps(
 
 def _gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def check_compiler(device: torch.device) -> None:
+    """Compile one small function, so that a machine without a working compiler is reported before any work.
+
+    Takes 3 s, or about 30 s on a machine whose compiler has cached nothing yet.
+
+    Raises:
+        ConfigError: It does not work: on a CPU for want of a C++ compiler, on CUDA of Triton.
+    """
+    with _compiler_errors():
+        torch.compile(_small, dynamic=False)(torch.ones(8, device=device))
+
+
+@contextmanager
+def _compiler_errors() -> Iterator[None]:
+    """Turn whatever torch.compile raises inside into one ConfigError."""
+    # torch has no public name for these errors; importing them is slow, so only where something compiles.
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        inner = getattr(error, "inner_exception", None) or error
+        raise ConfigError(
+            f"trainer.compile=true, but torch.compile fails here ({type(inner).__name__}: {first_line(inner)}). "
+            "On a CPU it needs a C++ compiler (g++ or clang++ on the path, or CXX=<its path>), on CUDA Triton "
+            "and a C compiler; trainer.compile=false does without"
+        ) from error
+
+
+def _small(x: Tensor) -> Tensor:
+    return x.sin() + 1

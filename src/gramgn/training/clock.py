@@ -1,4 +1,4 @@
-"""Where the time of a run goes. Only ``train`` is the time axis of a curve."""
+"""Where the time of a run goes. Only `train` is the time axis of a curve."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ PARTS = ("startup", "train", "eval", "checkpoint", "log")
 class Clock:
     """Seconds spent in each part of a run, added up over its starts.
 
-    ``train`` holds assembling the batches and the optimizer's steps, and nothing else: no evaluation, no
+    `train` covers assembling the batches and the optimizer's steps, and nothing else: no evaluation, no
     checkpoint, no logging, no start-up. The device is synchronised at both edges of a part.
 
     Args:
         synchronize: Waits for the device.
-        now: Reads a monotonic clock in seconds; another one is for tests.
+        now: Reads a monotonic clock in seconds; tests pass their own.
     """
 
     def __init__(self, synchronize: Callable[[], None], now: Callable[[], float] = time.perf_counter) -> None:
@@ -30,7 +30,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside as part ``name``, also when it raises."""
+        """Count the time spent inside as part `name`, also if it raises."""
         assert name in PARTS
         assert self._running is None, "parts do not nest"
         self._synchronize()
@@ -43,7 +43,7 @@ class Clock:
             self._running = None
 
     def train_s(self) -> float:
-        """Return the seconds of training so far, those of the part in progress included."""
+        """Return the seconds of training so far, including the part in progress."""
         seconds = self.seconds["train"]
         if self._running is not None and self._running[0] == "train":
             seconds += self._now() - self._running[1]
@@ -54,7 +54,7 @@ class Clock:
         return self._wall_before + self._now() - self._start
 
     def summary(self) -> dict[str, float]:
-        """Return every part and the whole, as recorded in run.json."""
+        """Return the seconds of every part and in total, as recorded in run.json."""
         return {f"{name}_s": value for name, value in self.seconds.items()} | {"wall_s": self.wall_s()}
 
     def state_dict(self) -> dict[str, float]:
@@ -62,7 +62,7 @@ class Clock:
         return self.summary()
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Go on from the seconds of an earlier start; what this start has used so far is added."""
+        """Continue from the seconds of an earlier start, to which those of this start so far are added."""
         for name in PARTS:
             self.seconds[name] += state[f"{name}_s"]
         self._wall_before = state["wall_s"]

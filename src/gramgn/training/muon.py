@@ -1,4 +1,4 @@
-"""Muon for the hidden weight matrices, AdamW for the rest, by a package that flattens convolution kernels."""
+"""Muon for the hidden weight matrices and AdamW for the rest, by the package pytorch-optimizer."""
 
 from __future__ import annotations
 
@@ -29,27 +29,26 @@ def muon_with_adamw(
     """Return an optimizer that orthogonalises the momentum of the hidden weight matrices (Muon).
 
     Muon is that of Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024): a kernel
-    ``[out, in, h, w]`` is flattened to ``[out, in h w]``, its Nesterov momentum is orthogonalised by Newton-
-    Schulz steps in bfloat16, and lr is scaled by sqrt(max(1, out / (in h w))). The work is done by the package
-    pytorch-optimizer, since ``torch.optim.Muon`` refuses kernels. Both parameter groups have an ``lr``;
-    Muon's stands in the first, and schedulers scale both.
+    [out, in, h, w] is flattened to [out, in h w], its Nesterov momentum is orthogonalised by Newton-Schulz steps in
+    bfloat16, and lr is scaled by sqrt(max(1, out / (in h w))). `torch.optim.Muon` rejects kernels. Both parameter
+    groups have an `lr`; that of Muon is in the first, and schedulers scale both.
 
     Args:
-        params: The network's parameters in its own order; only their shapes and order tell their roles.
+        params: The network's parameters in their order, which determines, with their shapes, who gets which.
         lr: Learning rate of the matrices.
         momentum: Momentum of the matrices.
         nesterov: Look ahead by one momentum step.
-        ns_steps: Newton-Schulz steps.
+        ns_steps: Number of Newton-Schulz steps.
         weight_decay: Decoupled weight decay of the matrices.
-        first_and_last: What the first and the last parameter of two or more dimensions get: the input and the
-            output layer, which Jordan et al. leave to AdamW.
+        first_and_last: The optimizer of the first and the last parameter of two or more dimensions: the input and
+            the output layer, which Jordan et al. leave to AdamW.
         adamw_lr: Learning rate of everything else: biases, scales, norms.
         adamw_betas: AdamW's two decay rates.
         adamw_eps: AdamW's epsilon.
         adamw_weight_decay: AdamW's decoupled weight decay.
 
     Raises:
-        ConfigError: If the package is missing, or no parameter is left to Muon.
+        ConfigError: The package is missing, a number is out of range, or no parameter is left to Muon.
     """
     try:
         from pytorch_optimizer import Muon
@@ -96,7 +95,7 @@ def split_for_muon(
     """Split parameters into those for Muon and those for AdamW, each in the order given.
 
     Muon gets the weight matrices and kernels (two or more dimensions), the first and the last of them only
-    with ``first_and_last="muon"``. Frozen parameters are sorted in as all others.
+    with `first_and_last="muon"`. Frozen parameters are treated as all others.
     """
     params = list(params)
     shaped = [index for index, parameter in enumerate(params) if parameter.ndim >= 2]

@@ -11,23 +11,22 @@ import torch
 from torch import nn
 
 from gramgn.damping import alpha_to_sum
+from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
 from gramgn.records import Row, RunFolder
 from gramgn.stopping import StopAtOnce, StopFlag, StopRequested
-from gramgn.training._checkpoint import Checkpoints
-from gramgn.training._clock import Clock
-from gramgn.training._config import TrainerConfig
-from gramgn.training._data import TensorData
-from gramgn.training._device import PeakMemory
-from gramgn.training._evaluate import evaluate
-from gramgn.training._meter import EpochMeter
-from gramgn.training._report import Reporter, Schedule
-from gramgn.training._seeding import epoch_order, rng_state, set_rng_state
-from gramgn.training._steps import Stepper
+from gramgn.training.checkpoint import Checkpoints
+from gramgn.training.clock import Clock
+from gramgn.training.config import TrainerConfig
+from gramgn.training.data import TensorData
+from gramgn.training.device import PeakMemory, epoch_order, rng_state, set_rng_state
+from gramgn.training.meter import EpochMeter
+from gramgn.training.reporter import Reporter, Schedule
+from gramgn.training.steps import Stepper, residuals
 
 
-class Diverged(RuntimeError):  # noqa: N818 - an outcome that is recorded, see DESIGN: divergence is normal
+class Diverged(RuntimeError):  # noqa: N818 - an outcome that is recorded, not an error
     """A loss or a step was not finite. The network is as it was before that step, and was not saved since."""
 
 
@@ -44,7 +43,7 @@ class Best:
 
 @dataclass
 class Position:
-    """Where a run is: ``epoch`` whole epochs, ``batch`` batches of the next one, ``step`` steps in all."""
+    """Progress of a run: `epoch` whole epochs, `batch` batches of the next one, `step` steps in total."""
 
     epoch: int = 0
     batch: int = 0
@@ -53,23 +52,64 @@ class Position:
     best: Best = field(default_factory=Best)
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The errors on one split.
+
+    Attributes:
+        loss: Mean squared error in standardised units.
+        mae: Mean absolute error in the data's unit.
+    """
+
+    loss: float
+    mae: float
+
+
+def evaluate(
+    model: nn.Module, data: TensorData, split: str, *, batch_size: int, between: Callable[[], None]
+) -> Evaluation:
+    """Evaluate `model` on a split, in evaluation mode and without gradients; the mode is restored.
+
+    Args:
+        model: The network.
+        data: The data set.
+        split: `"train"`, `"val"` or `"test"`.
+        batch_size: Number of samples per forward pass.
+        between: Called between batches; may raise to stop.
+    """
+    was_training = model.training
+    model.eval()
+    squared = absolute = 0.0
+    try:
+        with torch.no_grad():
+            for start in range(0, data.size(split), batch_size):
+                residual = residuals(model, *data.batch(split, slice(start, start + batch_size)))
+                squared += float(residual.square().sum())
+                absolute += float(residual.abs().sum())
+                between()
+    finally:
+        model.train(was_training)
+    count = data.size(split)
+    return Evaluation(loss=squared / count, mae=absolute / count * data.scaling.target_std)
+
+
 class Trainer:
     """Trains one network with one optimizer on one data set, into one run folder.
 
     Args:
-        model: On its device.
-        optimizer: Of either kind, see :func:`gramgn.training.takes_model`.
-        data: On the same device.
+        model: The network, on its device.
+        optimizer: Either kind, see `gramgn.training.takes_model`.
+        data: The data set, on the same device.
         config: The trainer's settings.
         seed: The run's seed; the order of the data is a function of it and the epoch.
-        folder: The run's folder; metrics.csv and checkpoints go there.
-        identity: Of the run and its configuration; kept in its checkpoints.
-        clock: Started with the job, so that its start-up part holds what came before.
-        mirror: Given each new row of metrics.csv once its checkpoint is on disk.
-        reporter: Tells a person how far the run is.
+        folder: The run's folder, which receives metrics.csv and the checkpoints.
+        identity: Identifies the run and its configuration; kept in its checkpoints.
+        clock: Started with the job, so that its start-up part covers everything before the first step.
+        mirror: Called with each new row of metrics.csv once its checkpoint is on disk.
+        reporter: Shows the progress to a person.
 
     Raises:
-        ConfigError: If every batch would be too small for the network.
+        ConfigError: Every batch would be too small for the network.
     """
 
     def __init__(
@@ -105,18 +145,18 @@ class Trainer:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the last, smaller one included."""
+        """Number of batches in an epoch, the smaller last one included."""
         return math.ceil(self.data.size("train") / self._batch_size)
 
     def resume(self, *, was_done: bool) -> bool:
-        """Go back to the last loadable checkpoint and cut metrics.csv to it; False if there is none yet.
+        """Restore the last loadable checkpoint and truncate metrics.csv to it; return False if there is none yet.
 
         Args:
-            was_done: Whether the run had come to its end; then there must be a checkpoint.
+            was_done: Whether the run had finished; then there must be a checkpoint.
 
         Raises:
-            InputError: If no checkpoint fits the run, or metrics.csv lacks epochs before it; the records are
-                as they were.
+            InputError: No checkpoint fits the run, or metrics.csv lacks epochs before it; the records stay
+                unchanged.
         """
         state = self._checkpoints.load(self.reporter.say)
         recorded = {int(row["epoch"] or 0) for row in self.folder.read_metrics()}
@@ -155,15 +195,15 @@ class Trainer:
         )
 
     def fit(self, stop: StopFlag) -> None:
-        """Train until ``config.epochs`` epochs are done.
+        """Train until `config.epochs` epochs are done.
 
         Args:
-            stop: Looked at after every step and between evaluation batches.
+            stop: Checked after every step and between evaluation batches.
 
         Raises:
-            Diverged: If a loss or step is not finite. The row of that epoch is recorded.
-            StopRequested: If ``stop`` was set. A checkpoint in mid-epoch has been written.
-            InputError: If the disk is full, or the network's outputs do not fit the targets.
+            Diverged: A loss or step is not finite. The row of that epoch is recorded.
+            StopRequested: `stop` was set. A checkpoint in mid-epoch has been written.
+            InputError: The disk is full, or the network's outputs do not fit the targets.
         """
         self.reporter.begin(self._schedule())
         self.model.train()
@@ -186,7 +226,7 @@ class Trainer:
 
     def _schedule(self) -> Schedule:
         data, config = self.data, self.config
-        # A forward pass takes about a third of a step, and val and test get one each evaluated epoch.
+        # A forward pass takes about a third of a step, and val and test get one per evaluated epoch.
         evaluated = (data.size("val") + data.size("test")) / data.size("train") / 3 / config.eval_every
         return Schedule(
             epochs=config.epochs,
@@ -197,7 +237,7 @@ class Trainer:
         )
 
     def _batches_of_each_shape(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield one whole batch, and a last one where it is smaller."""
+        """Yield one whole batch, and the last one if it is smaller."""
         whole = self._batch_size
         for size in (whole, self.data.size("train") % whole):
             if size >= self._least_batch:

@@ -1,4 +1,4 @@
-"""The settings of a training run, checked when they are made."""
+"""The settings of a training run, checked on construction."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ class TrainerConfig:
     """How long, on what and in which order to train (``conf/trainer/``).
 
     Attributes:
-        scale: Name of the scale the defaults come from; a label in records and figures, any word.
-        epochs: Passes over the training split, at least 1.
-        batch_size: Samples in a mini-batch, or ``"full"`` for the whole training split. The last, smaller
+        scale: Name of the scale that the defaults come from; a label in records and figures, any word.
+        epochs: Number of passes over the training split, at least 1.
+        batch_size: Number of samples per batch, or `"full"` for the whole training split. The smaller last
             batch of an epoch is used, not dropped.
-        image_size: Pixels a side.
-        order: ``"shuffle"``: a permutation that is a function of (seed, epoch). ``"cyclic"``: the same
+        image_size: Width and height of the images in pixels.
+        order: `"shuffle"`: a permutation that is a function of (seed, epoch). `"cyclic"`: the same
             batches in the same order in every epoch (Theorem 2 of arXiv 1905.11675).
         standardize_targets: Train on (y - mean) / sd with mean and sd of the training split.
-        eval_every: Epochs between evaluations on val and test; the last epoch is always evaluated.
+        eval_every: Number of epochs between evaluations on val and test; the last epoch is always evaluated.
         eval_train: Also evaluate the training split, after each evaluated epoch.
-        eval_batch_size: Samples in a batch of the evaluation.
-        device: ``"auto"`` (CUDA where there is one, else the CPU) or a torch device such as ``"cuda:1"``.
-        dtype: Of weights, inputs and the Jacobian: ``"float32"`` or ``"float64"``.
+        eval_batch_size: Number of samples per forward pass of the evaluation.
+        device: `"auto"` (CUDA where there is one, else the CPU) or a torch device such as `"cuda:1"`.
+        dtype: Of weights, inputs and the Jacobian: `"float32"` or `"float64"`.
         tf32: Let CUDA round to TF32 in convolutions and matrix products outside the Gram product.
         deterministic: Allow only deterministic kernels. CPU runs repeat bit for bit either way.
-        threads: CPU threads of torch; ``None`` leaves torch's own choice. Recorded with the run.
-        channels_last: Keep kernels and batches of images in channels-last memory format, which convolutions
-            are faster in. Sums round differently. What was in force stands in run.json (``precision``): not
-            for data that are no images, nor for a network that cannot take it.
-        compile: Compile the training step: ``torch.compile`` for optimizers of the gradient (G19). Evaluation
-            is never compiled.
+        threads: Number of CPU threads of torch; None leaves torch's own choice. Recorded with the run.
+        channels_last: Keep kernels and batches of images in channels-last memory format, in which convolutions
+            are faster. Sums round differently. run.json records what was in force (`precision`): never
+            for data other than images, nor for a network that cannot take it.
+        compile: Compile the training step with `torch.compile` (G19). Evaluation is never compiled.
 
     Raises:
-        ConfigError: For any value out of range; all of them are named at once.
+        ConfigError: A value is out of range; the message names all of them.
     """
 
     scale: str = "paper"
@@ -91,12 +90,12 @@ class TrainerConfig:
             raise ConfigError("\n".join(problems))
 
     def batch_size_for(self, num_train: int) -> int:
-        """Return the number of samples in a whole batch of a training split of ``num_train`` samples."""
+        """Return the number of samples in a whole batch of a training split of `num_train` samples."""
         return num_train if self.batch_size == "full" else min(int(self.batch_size), num_train)
 
 
 def most_threads() -> int:
-    """Return the largest number of threads that makes any sense here; far more of them crash torch."""
+    """Return the largest sensible number of threads on this machine; far more of them crash torch."""
     return 4 * (os.cpu_count() or 1)
 
 
