@@ -128,22 +128,18 @@ def test_a_nan_network_moves_nothing(call: Call, house: House) -> None:
 
 def test_train_s_is_training_only(call: Call, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """T04: sleep in the evaluation leaves it alone; in the batches it counts, as documented."""
-    from gramgn.training import TensorData, _loop
+    from gramgn.training import TensorData
 
-    evaluate, batch = _loop.evaluate, TensorData.batch
-
-    def slow_evaluate(*arguments: Any, **options: Any) -> Any:
-        time.sleep(0.5)
-        return evaluate(*arguments, **options)
-
-    monkeypatch.setattr(_loop, "evaluate", slow_evaluate)
-    assert call(*SMALL, "optimizer=sgd") == 0
+    batch = TensorData.batch
+    delays = {"train": 0.0, "val": 0.5, "test": 0.5}
 
     def slow_batch(self: TensorData, split: str, index: Any) -> Any:
-        time.sleep(0.25 if split == "train" else 0.0)
+        time.sleep(delays[split])
         return batch(self, split, index)
 
     monkeypatch.setattr(TensorData, "batch", slow_batch)
+    assert call(*SMALL, "optimizer=sgd") == 0
+    delays["train"] = 0.25
     assert call(*SMALL, "optimizer=sgd", "seed=1") == 0
     for folder in house.runs():
         seconds = read_run(folder)["time"]

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from gramgn import models
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
-from gramgn.models._fixup import FixupBlock
-from gramgn.models._resnet import Shortcut
 
 NETWORKS = [ResNetFixup, ResNetBN, ResNetGN]
 every_network = pytest.mark.parametrize("network", NETWORKS)
@@ -71,22 +69,23 @@ def test_stages_halve_the_plane_and_double_the_channels(network: type[nn.Module]
 
 def test_the_shortcut_takes_every_second_pixel_and_adds_zero_channels() -> None:
     x = torch.randn(2, 3, 5, 5)
-    out = Shortcut(3, 6, 2)(x)
+    same, halving = [block.shortcut for block in ResNetFixup(8, width=3).blocks[:2]]
+    out = halving(x)
     assert torch.equal(out[:, :3], x[:, :, ::2, ::2])
     assert not bool(out[:, 3:].any())
-    assert torch.equal(Shortcut(3, 3, 1)(x), x)
-    assert not list(Shortcut(3, 6, 2).parameters())
+    assert torch.equal(same(x), x)
+    assert not list(halving.parameters())
 
 
 def test_a_fixup_block_starts_as_its_shortcut() -> None:
     x = torch.rand(2, 4, 6, 6)
-    assert torch.equal(FixupBlock(4, 4, 1, num_blocks=3)(x), x)
+    assert torch.equal(ResNetFixup(8, width=4).blocks[0](x), x)
 
 
 def test_fixup_block_by_hand() -> None:
     """Where each scalar acts: relu((conv2(relu(conv1(x + b1a) + b1b) + b2a) * scale + b2b) + x)."""
     torch.manual_seed(0)
-    block = FixupBlock(2, 2, 1, num_blocks=1)
+    block = ResNetFixup(8, width=2).blocks[0]
     scalars = (block.bias1a, block.bias1b, block.bias2a, block.scale, block.bias2b)
     with torch.no_grad():
         block.conv2.weight.normal_()

@@ -113,7 +113,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "samples that overflow": (lambda: limit_kernel(1e160 * X, "erf"), r"as large as 1\.5e\+160.*scale"),
     "samples that vanish": (lambda: limit_kernel(1e-100 * X, "relu"), "row 0 of x is zero up to rounding"),
-    "a width without memory": (lambda: TwoLayer(3, width=10**15), "weights, for which there is no memory"),
     "a nan": (lambda: jacobian(net(), X * math.nan), "not finite"),
     "one sample without its dimension": (lambda: gram(net(), X[0]), r"samples \[n, d\].*\[3\]"),
     "other features": (lambda: gram(net(), X[:, :2]), "x has 2 features, the network takes 3"),

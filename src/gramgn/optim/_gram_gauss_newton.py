@@ -106,6 +106,9 @@ class GramGaussNewton(torch.optim.Optimizer):
         RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1).
     """
 
+    takes_model = True
+    """Built from the module itself, with a closure of the residuals: what a training loop may ask a class."""
+
     def __init__(
         self,
         model: nn.Module,

@@ -132,7 +132,8 @@ def pixel_statistics(images: torch.Tensor) -> tuple[list[float], list[float]]:
 def _check_arrays(images: np.ndarray, targets: np.ndarray, split: np.ndarray) -> None:
     if not len(images) == len(targets) == len(split):
         raise DataError(
-            f"{len(images)} images, {len(targets)} targets and {len(split)} split entries were given: the three numbers must be equal"
+            f"{len(images)} images, {len(targets)} targets and {len(split)} split entries were given: "
+            "the three numbers must be equal"
         )
     if targets.ndim != 1:
         raise DataError(f"targets must have shape [N], one number per sample, not {list(targets.shape)}")

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gramgn.damping import alpha_to_sum
-from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
 from gramgn.records import Row, RunFolder

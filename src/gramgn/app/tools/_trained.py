@@ -22,13 +22,15 @@ from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
 from gramgn.records import RunFolder, checkpoint_identity, path_override
 from gramgn.training import (
+    BEST,
+    LAST,
     Scaling,
     TrainerConfig,
     apply_settings,
     choose_device,
+    read_checkpoint,
     residuals,
 )
-from gramgn.training._checkpoint import BEST, LAST, read_checkpoint
 
 CHECKPOINTS = {"best": BEST, "last": LAST}
 NEEDED = ("config.dataset._target_", "config.model._target_", "config.trainer", "dataset", "precision")
