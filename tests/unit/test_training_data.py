@@ -92,7 +92,7 @@ def test_batches_by_index_match_the_arrays() -> None:
             {"targets": [0, 1, np.nan, 3, 4, 5, 6, 7, 8, 9]},
             "1 targets are not finite numbers, the first at row 2",
         ),
-        ({"split": ["train"] * 9}, "must be equally many"),
+        ({"split": ["train"] * 9}, "numbers must be equal"),
         ({"targets": np.zeros((10, 1))}, "must have shape"),
     ],
 )
