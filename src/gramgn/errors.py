@@ -18,6 +18,10 @@ class DataError(InputError):
     """Raw or prepared data that is missing, damaged or not what its layout promises."""
 
 
+class JobFailedError(Exception):
+    """A job failed before its run had a folder, or so that its sweep ends; shown as one message, with exit code 1."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Return a hint such as ``" (did you mean 'alpha'?)"``, or an empty string where nothing is near.
 

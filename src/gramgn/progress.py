@@ -22,6 +22,16 @@ def say(message: str) -> None:
         tqdm.write(message, file=sys.stderr)
 
 
+def duration(seconds: float) -> str:
+    """Return a duration to read, e.g. `"3.2 s"`, `"2 min 05 s"` or `"2 h 05 min"`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def track(items: Iterable[T], *, total: int, label: str, unit: str = "it") -> Iterator[T]:
     """Iterate over ``items`` and show how far it is.
 

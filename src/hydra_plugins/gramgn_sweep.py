@@ -1,80 +1,221 @@
-"""Hydra's plugins: a launcher that runs each job in a process of its own, and a sweeper with points beside the grid.
+"""Hydra plugins: a launcher that runs each job in a fresh process, and a sweeper with more than a grid.
 
-Hydra looks for plugins in the packages named ``hydra_plugins`` and imports them all at every start, ``--help``
-included, so this file imports nothing heavy; the work is done in ``gramgn.app``.
+Hydra imports everything in the packages named `hydra_plugins` at every start, `--help` included, so this file imports
+nothing heavy. `AxisSweeper` turns the command line into jobs, `IsolatedLauncher` composes their configurations, and
+`gramgn.sweep.Sweep` runs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.utils import JobReturn
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
+
+from gramgn.errors import ConfigError, JobFailedError
+from gramgn.progress import say
 
 if TYPE_CHECKING:
-    from gramgn.app._sweep._launcher import Jobs
+    from gramgn.sweep import Cell, Outcome, Sweep
+
+MANY = 100  # composing that many jobs takes seconds
 
 
 class IsolatedLauncher(Launcher):
-    """Runs each job in a fresh process; ``conf/hydra/launcher/`` has two settings of it.
+    """Runs each job in a fresh process.
 
     Args:
-        n_jobs: Jobs at one time; -1: one a CPU core.
-        threads_per_job: CPU threads of a job. None: torch's choice, or an equal share for several jobs at one time.
-        gpus: CUDA devices to hand out, one a job. None: all visible ones, where several jobs run at one time.
+        n_jobs: Number of jobs at a time; -1 stands for one per CPU core.
+        threads_per_job: CPU threads of a job. None: torch's default, or an equal share for several jobs at a time.
+        gpus: CUDA devices handed out, one per job. None: all visible devices if several jobs run at a time.
     """
 
     def __init__(self, n_jobs: Any = 1, threads_per_job: Any = None, gpus: Any = None) -> None:
-        super().__init__()
         self._options = (n_jobs, threads_per_job, gpus)
-        self.jobs: Jobs | None = None
+        self._sweep: Sweep | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take what Hydra has; ``task_function`` is not called: jobs are plain data in other processes."""
-        from gramgn.app._sweep._launcher import Jobs
+        """Keep what Hydra offers; `task_function` is not called, because jobs are data for other processes."""
+        self._context, self._config = hydra_context, config
 
-        self.jobs = Jobs(hydra_context, config, *self._options)
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
+        """Run jobs and return what Hydra's sweepers ask for.
 
-    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Do jobs; see :meth:`gramgn.app._sweep._launcher.Jobs.launch`."""
-        assert self.jobs is not None
-        return self.jobs.launch(job_overrides, initial_job_idx)
+        A job that diverged has no value. One that failed raises `JobFailedError` when its value is asked for.
+
+        Raises:
+            InputError: Nothing can be run; nothing was changed on disk.
+            JobFailedError: A job failed, with `on_failure=stop`.
+            StopRequested: A signal came.
+        """
+        setup_globals()
+        sweep = self._begin()
+        if len(job_overrides) >= MANY:
+            say(f"{len(job_overrides)} jobs: composing the configuration of each")
+        composed = [
+            self._compose(sweep.folder.path, list(command), number)
+            for number, command in enumerate(job_overrides, start=initial_job_idx)
+        ]
+        sweep.launch([cell for cell, _ in composed])
+        if sweep.has_failed and sweep.options.on_failure == "stop":
+            raise JobFailedError("a job failed and on_failure=stop: no further one was started")
+        return [_job_return(cell, config, sweep.outcomes[cell.key]) for cell, config in composed]
+
+    def state(self, job: JobReturn) -> str:
+        """Return the state of a job that `launch` returned."""
+        return self._begin().outcomes[Path(str(job.working_dir)).name].state
+
+    def _begin(self) -> Sweep:
+        if self._sweep is None:
+            from gramgn.app import absolute, check_place, register_sweep
+            from gramgn.sweep import Sweep, read_options
+
+            hydra = self._config.hydra
+            options = read_options(*self._options, self._config.get("on_failure"))
+            folder = absolute(str(hydra.sweep.dir))
+            check_place(folder, self._config.get("name"))
+            own = [str(word) for word in hydra.overrides.task]
+            others = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
+            mirrored = OmegaConf.select(self._config, "tracking.mode") != "none"
+            self._common = {
+                _text(each) for each in _parse(self._context, own) if not each.is_sweep_override()
+            }
+            names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            self._existing = {name.rpartition("-")[2]: name for name in names}
+            self._sweep = Sweep(folder, [*own, *others], options, mirrored=mirrored)
+            register_sweep(self._sweep)
+        return self._sweep
+
+    def _compose(self, sweep: Path, command: list[str], number: int) -> tuple[Cell, DictConfig]:
+        from hydra.core.hydra_config import HydraConfig
+
+        from gramgn.app import Job, choices_of, job_name, plain, run_entries
+        from gramgn.sweep import Cell
+
+        config = self._context.config_loader.load_sweep_config(self._config, command)
+        with open_dict(config):
+            config.hydra.job.id = str(number)
+            config.hydra.job.num = number
+            # Composed again, it would be named after this one job.
+            config.hydra.sweep.dir = str(sweep)
+        name = str(config.hydra.sweep.subdir) or job_name(command, self._common, self._existing)
+        folder = sweep / name
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
+            config.hydra.runtime.output_dir = str(folder)
+        HydraConfig.instance().set_config(config)
+        hydra = config.hydra
+        with open_dict(config):
+            del config["hydra"]
+        container = run_entries(plain(config))
+        if container.get("resume") is not None:
+            raise ConfigError(
+                "resume= is for a single run. To resume a sweep, repeat its command with the same name="
+            )
+        environment = {str(key): str(value) for key, value in hydra.job.env_set.items()}
+        job = Job(container, choices_of(hydra), command, folder, group=sweep.name)
+        return Cell(job, environment), config
 
 
-class AxisSweeper(Sweeper):
-    """A grid, points beside it, and more values of an axis where none of the grid's works.
+class AxisSweeper(BasicSweeper):
+    """Hydra's grid, with points beside it and further values of an axis for which the whole grid diverged.
 
     Args:
-        params: Axes by key, as on a command line: ``{"seed": "0,1,2"}``. The command line replaces an axis.
-        points: Overrides of single jobs, e.g. ``["optimizer.lam=1 optimizer.alpha=0.1"]``; each with all of the grid.
-        extend: ``{"key": axis, "values": [...]}``: tried one after another where a whole column diverged.
-        max_batch_size: Most jobs that are composed and checked at a time; None: all.
+        max_batch_size: Largest number of jobs that are composed and checked at a time; None: all.
+        params: Axes by key, as on a command line: `{"seed": "0,1,2"}`. The command line replaces an axis.
+        points: Overrides of single jobs, e.g. `["optimizer.lam=1 optimizer.alpha=0.1"]`; each with all of the grid.
+        extend: `{"key": axis, "values": [...]}`: tried in turn where a whole column diverged.
     """
 
     def __init__(
-        self, params: Any = None, points: Any = None, extend: Any = None, max_batch_size: Any = None
+        self, max_batch_size: Any = None, params: Any = None, points: Any = None, extend: Any = None
     ) -> None:
-        self._given = (params, points, extend, max_batch_size)
-        self._context: HydraContext | None = None
-        self._launcher: Launcher | None = None
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher that the configuration names."""
-        from hydra.core.plugins import Plugins
-
-        self._context = hydra_context
-        self._launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
+        super().__init__(max_batch_size, params)
+        self._given = (points, extend)
 
     def sweep(self, arguments: list[str]) -> list[JobReturn]:
-        """Do all jobs that the configuration and the command line ask for."""
-        from gramgn.app._sweep._sweeper import run_sweep
+        """Run all jobs that the configuration and the command line ask for.
 
-        assert self._context is not None
-        assert self._launcher is not None
-        return run_sweep(self._context, self._launcher, arguments, *self._given)
+        Raises:
+            ConfigError: They cannot be turned into jobs.
+        """
+        from gramgn.app import OTHER_LAUNCHER
+        from gramgn.records import override_key
+        from gramgn.sweep import (
+            check_batch_size,
+            check_overrides,
+            check_params,
+            extended,
+            read_extension,
+            read_points,
+            with_points,
+        )
+
+        if not isinstance(self.launcher, IsolatedLauncher):
+            raise ConfigError(OTHER_LAUNCHER)
+        launcher, context = self.launcher, self.hydra_context
+        given = {override_key(argument) for argument in arguments}
+        params = check_params(_plain(self.params))
+        axes = [f"{key}={value}" for key, value in params.items() if override_key(str(key)) not in given]
+        overrides = _parse(context, [*axes, *arguments])
+        check_overrides(overrides)
+        check_batch_size(self.max_batch_size)
+        (grid,) = self.split_arguments(overrides, None)
+        # Hydra writes a deleted key ~key as ~key=, which deletes an empty value only.
+        deleted = {f"{each.get_key_element()}=": _text(each) for each in overrides if each.is_delete()}
+        points, extension = read_points(_plain(self._given[0])), read_extension(_plain(self._given[1]))
+        returns: list[JobReturn] = []
+
+        def launch(jobs: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+            states: dict[tuple[str, ...], str] = {}
+            for batch in self.split_overrides_to_chunks([list(job) for job in jobs], self.max_batch_size):
+                found = launcher.launch(batch, initial_job_idx=len(returns))
+                returns.extend(found)
+                states |= {tuple(job): launcher.state(each) for job, each in zip(batch, found, strict=True)}
+            return states
+
+        jobs = with_points(
+            points, [tuple(deleted.get(each, each) for each in job) for job in grid], arguments
+        )
+        if extension is None or extension.key in given:
+            launch(jobs)
+        else:
+            extended(jobs, extension, launch)
+        return returns
+
+
+def _parse(context: HydraContext | None, overrides: Sequence[str]) -> list[Override]:
+    assert context is not None
+    return OverridesParser.create(config_loader=context.config_loader).parse_overrides(list(overrides))
+
+
+def _text(override: Override) -> str:
+    """Return an override that is not swept in the form that a value of a sweep has, e.g. `lr=0.001` for `lr=1e-3`."""
+    if override.is_delete():
+        return str(override.input_line)
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+
+
+def _plain(value: Any) -> Any:
+    return (
+        OmegaConf.to_container(value, resolve=True) if isinstance(value, DictConfig | ListConfig) else value
+    )
+
+
+def _job_return(cell: Cell, config: DictConfig, outcome: Outcome) -> JobReturn:
+    is_done = outcome.state in ("done", "diverged")
+    failure = JobFailedError(f"{cell.key} {outcome.state}: {outcome.words()}")
+    return JobReturn(
+        overrides=list(cell.job.overrides),
+        cfg=config,
+        working_dir=str(cell.folder),
+        task_name="train",
+        status=JobStatus.COMPLETED if is_done else JobStatus.FAILED,
+        _return_value=outcome.val_loss if is_done else failure,
+    )

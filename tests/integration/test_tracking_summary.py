@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from gramgn.app._sweep_summary import draw_heatmap
 from offline_wandb import (
     HOST,
     clean_environment,  # noqa: F401
@@ -26,7 +27,6 @@ from offline_wandb import (
 )
 from PIL import Image
 
-from gramgn.app._sweep_summary import draw_heatmap
 from gramgn.errors import InputError
 from gramgn.tracking import UploadOptions, log_summary, sweep_table, upload_summary
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-
 from gramgn.app._sweep._axes import (
     Command,
     Extension,
@@ -17,6 +16,7 @@ from gramgn.app._sweep._axes import (
     read_points,
     with_points,
 )
+
 from gramgn.errors import ConfigError
 
 GRID = [("seed=0", "trainer=laptop"), ("seed=1", "trainer=laptop")]

@@ -15,6 +15,10 @@ from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
 from gramgn.app._sweep._launcher import check_place
 from gramgn.app._sweep._review import review
 from gramgn.app._sweep._tasks import Cell
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from gramgn.app._repository import set_repository
+from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
 from gramgn.errors import ConfigError, InputError
 from gramgn.records import RunFolder, SweepFolder, path_override
 

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from gramgn.app._sweep._display import Display, Outcome, closing_table, duration
+from gramgn.app._sweep._identity import config_hash, differing, identifying, override_key
+from gramgn.app._sweep._options import Options, gpus_to_hand_out, num_cores, read_options
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -9,31 +9,62 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gramgn.app._build import build_dataset
-from gramgn.app._main import compose_config, main, prepare_config, report_errors, run_job
+from gramgn.app._folders import check_place, job_name, register_resolvers, safe_name, sweep_dir
+from gramgn.app._main import (
+    OTHER_LAUNCHER,
+    compose_config,
+    main,
+    one_line_warning,
+    prepare_config,
+    register_sweep,
+    report_errors,
+    run_job,
+)
+from gramgn.app._plan import OUTPUT_FILE, Job, resumed_job, split_paths
 from gramgn.app._repository import absolute, repository, set_repository, shown
-from gramgn.app._schema import plain
+from gramgn.app._schema import TrackingConfig, choices_of, plain, run_entries
 
 if TYPE_CHECKING:
-    from gramgn.app._job import train
-    from gramgn.app._plan import Job
+    from gramgn.app._job import build_parts, train
+    from gramgn.app._recording import outcome
 
 __all__ = [
+    "OTHER_LAUNCHER",
+    "OUTPUT_FILE",
     "Job",
+    "TrackingConfig",
     "absolute",
     "build_dataset",
+    "build_parts",
+    "check_place",
+    "choices_of",
     "compose_config",
+    "job_name",
     "main",
+    "one_line_warning",
+    "outcome",
     "plain",
     "prepare_config",
+    "register_resolvers",
+    "register_sweep",
     "report_errors",
     "repository",
+    "resumed_job",
+    "run_entries",
     "run_job",
+    "safe_name",
     "set_repository",
     "shown",
+    "split_paths",
+    "sweep_dir",
     "train",
 ]
 
-_HOME_OF = {"train": "gramgn.app._job", "Job": "gramgn.app._plan"}
+_HOME_OF = {
+    "build_parts": "gramgn.app._job",
+    "outcome": "gramgn.app._recording",
+    "train": "gramgn.app._job",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
-from gramgn.app._repository import absolute, repository
+from gramgn.app._repository import absolute, repository, shown
 from gramgn.app._resolvers import register_run_resolvers
+from gramgn.errors import ConfigError
 from gramgn.records import identifying, override_key, short_hash
 
 LONGEST_NAME = 60
-_HASH_LENGTH = 8
-
-# Of the sweep that this process runs: what all of its jobs have in common, and its job folders by their hash.
-_common: set[str] = set()
-_known: dict[str, str] = {}
+SWEEPS = "outputs/sweeps"
 
 
 def register_resolvers() -> None:
     """Make ``${gramgn.run_dir:}`` and the other values of ours known to OmegaConf."""
     OmegaConf.register_new_resolver("gramgn.run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("gramgn.sweep_dir", sweep_dir, replace=True)
-    OmegaConf.register_new_resolver("gramgn.job_dir", job_dir, replace=True)
     register_run_resolvers()
 
 
@@ -56,34 +53,50 @@ def sweep_dir(name: str | None, sweep: str | None, overrides: Sequence[str]) -> 
         others = [each for each in identifying(overrides) if override_key(each) != "sweep"]
         begins = safe_name(sweep) if sweep else "adhoc"
         leaf = begins if sweep and not others else f"{begins}-{short_hash(identifying(overrides))}"
-    return str(absolute("outputs/sweeps") / leaf)
+    return str(absolute(SWEEPS) / leaf)
 
 
-def remember_sweep(folder: Path, common: Sequence[str]) -> None:
-    """Take note of the sweep that this process runs, for :func:`job_dir`.
+def job_name(overrides: Sequence[str], common: Collection[str], existing: Mapping[str, str]) -> str:
+    """Return the folder name of a sweep's job: at most 60 safe characters of what it varies, and a hash of it all.
+
+    The hash alone identifies the job: its folder is found again when the sweep varies more, or less.
 
     Args:
-        folder: Its folder; jobs that lie there keep their folder's name.
-        common: The overrides that all of its jobs have.
-    """
-    _common.clear()
-    _common.update(common)
-    _known.clear()
-    if folder.is_dir():
-        _known.update({path.name[-_HASH_LENGTH:]: path.name for path in folder.iterdir() if path.is_dir()})
-
-
-def job_dir(overrides: Sequence[str]) -> str:
-    """Return a job's folder name: at most 60 safe characters of what it varies, and a hash of it all (H32).
-
-    The hash alone identifies the job: one that exists is found again when the sweep varies more, or less.
+        overrides: The job's command line.
+        common: The overrides that all jobs of the sweep have.
+        existing: Names of the folders in the sweep's folder, by the hash that they end with.
     """
     own = identifying(overrides)
     digest = short_hash(own)
-    told = [override for override in own if override not in _common]
-    return _known.get(digest) or f"{safe_name(','.join(told)) or 'defaults'}-{digest}"
+    named = safe_name("_".join(each.replace("=", "-") for each in own if each not in common))
+    return existing.get(digest) or f"{named or 'defaults'}-{digest}"
 
 
 def safe_name(text: object) -> str:
-    """Return ``text`` with everything but letters, digits and ``._=,-`` replaced, at most 60 characters long."""
-    return re.sub(r"[^A-Za-z0-9._=,-]+", "_", str(text)).strip("._-")[:LONGEST_NAME]
+    """Return `text` with everything but letters, digits and `._-` replaced, at most 60 characters long.
+
+    Such a name can be pasted into a command line without quotes.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", str(text)).strip("._-")[:LONGEST_NAME]
+
+
+def check_place(folder: Path, name: Any) -> None:
+    """Reject a sweep whose folder would be another's as well.
+
+    Args:
+        folder: The sweep's folder.
+        name: `name=`, if it was given.
+
+    Raises:
+        ConfigError: The name cannot be a folder's name, or the folder is the one that holds all sweeps.
+    """
+    taken = absolute(SWEEPS)
+    safe = safe_name(name) if isinstance(name, str) else name
+    if safe != name and folder == taken / safe:
+        hint = f", e.g. name={safe}" if safe else ""
+        raise ConfigError(
+            f"name={name!r} cannot be a sweep's folder: use at most 60 of the characters a-z, A-Z, 0-9 and ._- "
+            f"with none of ._- at its ends{hint}"
+        )
+    if folder == taken:
+        raise ConfigError(f"{shown(folder)} holds all sweeps and cannot be one: give name=<its name>")

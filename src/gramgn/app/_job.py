@@ -17,8 +17,7 @@ from gramgn.app._recording import MAY_LIE_THERE, Recording
 from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, optimizer_record
 from gramgn.app._schema import TrackingConfig, check_entries
-from gramgn.app._sweep._tasks import JobFailedError
-from gramgn.errors import ConfigError, DataError, InputError, counted, first_line
+from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
 from gramgn.records import RunFolder, checkpoint_identity

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -17,20 +17,37 @@ from omegaconf import DictConfig
 from gramgn.app._folders import register_resolvers
 from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
 from gramgn.app._repository import absolute, repository, set_repository
-from gramgn.app._schema import ENTRIES, check_keys, plain, run_entries
-from gramgn.app._sweep._launcher import (
-    OTHER_LAUNCHER,
-    choices_of,
-    close_sweep,
-    conclude_sweep,
-    has_run_jobs,
-)
-from gramgn.app._sweep._tasks import JobFailedError
-from gramgn.errors import ConfigError, InputError, first_line
+from gramgn.app._schema import ENTRIES, check_keys, choices_of, plain, run_entries
+from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
-# Exit codes of the jobs of this process: Hydra hands nothing of what the task returns on to its caller.
-_outcomes: list[int] = []
+OTHER_LAUNCHER = (
+    "this launcher would train all jobs of a sweep in one process, where one that fails ends the others. "
+    "Use hydra/launcher=isolated, which runs several jobs at a time with hydra.launcher.n_jobs=<number>"
+)
+
+
+class RunningSweep(Protocol):
+    """What `main` asks of the sweep that this process runs."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of its jobs had to be run."""
+
+    def conclude(self, *, mirror: bool) -> int:
+        """Report on all jobs and return the exit code."""
+
+    def close(self) -> None:
+        """End all of its processes and release its folder."""
+
+
+# Hydra creates the launcher and keeps it to itself, so it registers its sweep here.
+_sweeps: list[RunningSweep] = []
+
+
+def register_sweep(sweep: RunningSweep) -> None:
+    """Let `main` report on a sweep and close it when the command has ended."""
+    _sweeps.append(sweep)
 
 
 def main(task: Callable[[], Any], root: Path) -> int:
@@ -44,17 +61,19 @@ def main(task: Callable[[], Any], root: Path) -> int:
     set_repository(root)
     register_resolvers()
     warnings.formatwarning = one_line_warning
-    _outcomes.clear()
     code = [0]
     try:
         with report_errors(code):
             task()
         with report_errors(code):
-            of_sweep = conclude_sweep(mirror=code[0] in (0, 1))
-            code[0] = code[0] or of_sweep
+            of_sweeps = [sweep.conclude(mirror=code[0] in (0, 1)) for sweep in _sweeps]
+            code[0] = code[0] or max(of_sweeps, default=0)
+    except SystemExit as end:  # the exit code of a single run
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
-        close_sweep()
-    return code[0] or max(_outcomes, default=0)
+        while _sweeps:
+            _sweeps.pop().close()
+    return code[0]
 
 
 def _open_missing_streams() -> None:
@@ -100,7 +119,7 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
     except Exception as error:
         if not from_hydra(error):
             raise
-        exit_code = 1 if has_run_jobs() else 2
+        exit_code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
         what = "the sweeper gave up" if exit_code == 1 else "the command line cannot be used"
         print(f"error: {what}: {first_line(error)}", file=sys.stderr)
     if code is not None:
@@ -116,6 +135,7 @@ def run_job(config: DictConfig) -> float | None:
 
     Raises:
         ConfigError: If Hydra's own launcher calls this for a job of a sweep.
+        SystemExit: If the run failed or diverged; Hydra does not pass on what a task returns.
         StopRequested: If the user or the system asked to stop.
     """
     from hydra.core.hydra_config import HydraConfig
@@ -135,7 +155,6 @@ def run_job(config: DictConfig) -> float | None:
     except BaseException as raised:
         error = raised
         _, exit_code = outcome(raised)
-    _outcomes.append(exit_code)
     _remove_if_empty(folder)
     if error is not None:
         if not isinstance(error, Exception):
@@ -143,6 +162,8 @@ def run_job(config: DictConfig) -> float | None:
         _report(error)
     del error
     release_memory()
+    if exit_code:
+        sys.exit(exit_code)
     return val_loss
 
 

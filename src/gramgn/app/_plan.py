@@ -14,6 +14,7 @@ from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.records import RESUMABLE, RunFolder, portable, write_atomic
 
 LOCAL_FILE = "local.json"
+OUTPUT_FILE = "output.log"  # of the process of a sweep's job
 # Entries of run.json that a resume reads.
 STORED = ("id", "config", "choices", "overrides", "starts", "threads")
 PATH_KEYS = (("dataset", "root"), ("dataset", "prepared_root"), ("init_from",))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from gramgn.app._plan import Job
+from gramgn.app._plan import OUTPUT_FILE, Job
 from gramgn.app._repository import repository, shown
 from gramgn.app._schema import TrackingConfig
-from gramgn.app._sweep._tasks import OUTPUT_FILE
 from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.records import Row, RunFolder, path_override, portable

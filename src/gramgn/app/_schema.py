@@ -28,6 +28,8 @@ SOURCES = {
 PATHS = ("raw", "prepared")
 # Concerns a whole sweep: never in a run's run.json.
 SWEEP_ENTRIES = ("on_failure",)
+# Files in conf/ that follow from other choices, or from the machine.
+DERIVED_GROUPS = ("dataset_optimizer", "scale", "local")
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,16 @@ def run_entries(container: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{section}={given!r} must be a mapping of {', '.join(names)}")
         check_keys(section, given, names)
     return {key: value for key, value in container.items() if key not in (*SOURCES, *SWEEP_ENTRIES)}
+
+
+def choices_of(hydra: Any) -> dict[str, str]:
+    """Return the option chosen in each group that a user chooses from; a group without one is absent."""
+    chosen: Mapping[Any, Any] = hydra.runtime.choices
+    return {
+        str(group): str(option)
+        for group, option in chosen.items()
+        if option is not None and not str(group).startswith("hydra") and group not in DERIVED_GROUPS
+    }
 
 
 def _said_by_resolver(error: BaseException) -> InputError | None:

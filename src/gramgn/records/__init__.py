@@ -56,7 +56,6 @@ from gramgn.records.sweep_folder import (
     count_states,
     failure_reason,
     find_sweeps,
-    is_locked,
     run_status,
     varying,
 )
@@ -102,7 +101,6 @@ __all__ = [
     "git_state",
     "identifying",
     "is_incidental",
-    "is_locked",
     "loss_grid",
     "newest",
     "other_settings",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
+from gramgn.locks import locked
 from gramgn.progress import say
 from gramgn.records.files import append_synced, write_atomic
 from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
@@ -214,22 +215,8 @@ class RunFolder:
         Raises:
             InputError: Another process is writing this run.
         """
-        # Not at the top: Windows has no such module, and everything else here works there.
-        import fcntl
-
-        try:
-            opened = self._lock_file.open("ab")
-        except OSError as error:
-            raise InputError(f"cannot write {self._lock_file}: {error.strerror or error}") from error
-        with opened as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"another process is writing the run {self.path}. Wait until it has ended, or stop it."
-                ) from error
-            except OSError as error:
-                say(f"{self.path}: no file locks here ({error.strerror}); do not start this run twice")
+        busy = f"another process is writing the run {self.path}. Wait until it has ended, or stop it."
+        with locked(self._lock_file, busy):
             yield
 
     def _metrics_text(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
+from gramgn.locks import is_locked
 from gramgn.records.files import write_atomic
 from gramgn.records.run_folder import RunFolder, finite
 
@@ -230,21 +231,6 @@ def varying(commands: Sequence[Sequence[str]]) -> list[str]:
         return []
     common = set(commands[0]).intersection(*map(set, commands[1:]))
     return [" ".join(each for each in command if each not in common) for command in commands]
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether a process holds the lock of a file; False if there is no such file or the system cannot say."""
-    # Not at the top: Windows has no such module, and everything else here works there.
-    import fcntl
-
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _unbegun(cell: Mapping[str, Any], active: bool) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.records import Row, RunFolder, is_locked
+from gramgn.locks import is_locked
+from gramgn.records import Row, RunFolder
 
 from ._mirror import WandbMirror
 from ._sent import Target, mark_sent, run_digest, run_target, was_sent

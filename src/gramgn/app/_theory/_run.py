@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 
 from gramgn.errors import InputError, counted
 from gramgn.figures import Theory, read_theory, write_theory
+from gramgn.locks import locked
 from gramgn.malloc import keep_freed_blocks
 from gramgn.progress import say, track
 from gramgn.records import git_state, processor_name
 
-from .._lock import take_lock
 from .._repository import repository, shown
 from ._measure import Machine, measure, measure_costs
 from ._studies import COST, FULL, Scale, cases, shapes
@@ -38,8 +37,8 @@ def run_studies(studies: list[str], out: Path, *, scale: Scale = FULL, force: bo
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {out}: {error.strerror or error}") from error
-    lock = take_lock(out / ".theory.lock", f"the theory in {shown(out)}")
-    try:
+    busy = f"another process works on the theory in {shown(out)}: wait until it has ended, or stop it"
+    with locked(out / ".theory.lock", busy):
         machine = _machine()
         files = []
         for study in studies:
@@ -48,8 +47,6 @@ def run_studies(studies: list[str], out: Path, *, scale: Scale = FULL, force: bo
                 _run_costs(files[-1], scale, machine, force)
             else:
                 _run_cases(study, files[-1], scale, machine, force)
-    finally:
-        os.close(lock)
     return files
 
 

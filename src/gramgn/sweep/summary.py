@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gramgn.app._schema import TrackingConfig
+from gramgn.app import TrackingConfig
 from gramgn.tracking import UploadOptions
 from gramgn.tracking import log_summary as log_to_wandb
 

@@ -1,0 +1,46 @@
+"""Sweeps: every job in a fresh process, all of them checked before the first, completed by the same command.
+
+Hydra's plugins in `hydra_plugins.gramgn_sweep` compose the jobs. `Sweep` (`session.py`) decides by `review.py` what is
+to be done about each, and a `Pool` of processes runs `job.py`. Importing this package does not import torch.
+"""
+
+from gramgn.sweep.axes import (
+    Extension,
+    axes_of,
+    check_batch_size,
+    check_overrides,
+    check_params,
+    extended,
+    grid_text,
+    read_extension,
+    read_points,
+    with_points,
+)
+from gramgn.sweep.display import Display, Outcome, closing_table
+from gramgn.sweep.options import Options, num_cores, read_options
+from gramgn.sweep.review import Cell, review
+from gramgn.sweep.session import Sweep
+from gramgn.sweep.summary import draw_heatmap
+
+__all__ = [
+    "Cell",
+    "Display",
+    "Extension",
+    "Options",
+    "Outcome",
+    "Sweep",
+    "axes_of",
+    "check_batch_size",
+    "check_overrides",
+    "check_params",
+    "closing_table",
+    "draw_heatmap",
+    "extended",
+    "grid_text",
+    "num_cores",
+    "read_extension",
+    "read_options",
+    "read_points",
+    "review",
+    "with_points",
+]

@@ -1,0 +1,139 @@
+"""What a person sees of a sweep: one line per start and end, on a terminal a bar with the running jobs, and a table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from gramgn.app import OUTPUT_FILE, shown
+from gramgn.errors import InputError
+from gramgn.progress import duration, say
+from gramgn.records import RunFolder, run_status
+
+REDRAW_S = 1.0
+LONGEST_REASON = 300
+STATES = ("done", "diverged", "failed", "rejected", "interrupted", "running", "waiting")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job stands at the end of a command.
+
+    Attributes:
+        state: That of its run, or `waiting`, or `rejected`.
+        message: Why it failed, diverged, stopped or was rejected.
+        val_loss: Its best validation loss, if it is done.
+        seconds: How long it worked in this command.
+        kept: Whether it was finished before this command.
+        exit_code: 2 for bad input, as for a single run.
+    """
+
+    state: str
+    message: str = ""
+    val_loss: float | None = None
+    seconds: float = 0.0
+    kept: bool = False
+    exit_code: int = 0
+
+    def words(self) -> str:
+        """Return the reason, or the loss, in one line."""
+        if self.state == "done":
+            return "" if self.val_loss is None else f"best val loss {self.val_loss:.4g}"
+        lines = self.message.strip().splitlines()
+        return lines[0][:LONGEST_REASON] if lines else ""
+
+
+class Display:
+    """Shows the progress of a sweep on stderr."""
+
+    def __init__(self) -> None:
+        self._total = self._begun = self._ended = 0
+        self._bar: tqdm[None] | None = None
+        self._drawn_at = 0.0
+
+    def expect(self, jobs: int, ended: int) -> None:
+        """Add jobs, of which some have ended already."""
+        self._total += jobs
+        self._begun += ended
+        self._ended += ended
+
+    def say(self, line: str) -> None:
+        """Write a line that stays, above the bar."""
+        say(line)
+
+    def started(self, label: str) -> None:
+        """Report that a job has started."""
+        self._begun += 1
+        if not sys.stderr.isatty():
+            self.say(f"[{self._begun}/{self._total}] started  {label}")
+
+    def ended(self, label: str, folder: Path, outcome: Outcome) -> None:
+        """Report how a job ended, at once, with the log of one that failed."""
+        self._ended += 1
+        log = f" (log: {shown(folder / OUTPUT_FILE)})" if outcome.state == "failed" else ""
+        words = ", ".join(part for part in (duration(outcome.seconds), outcome.words()) if part)
+        self.say(f"[{self._ended}/{self._total}] {outcome.state:<8} {label}  {words}{log}")
+
+    def tick(self, running: Sequence[tuple[Path, str]]) -> None:
+        """Redraw the bar, at most once a second; it is removed when nothing runs any more.
+
+        Args:
+            running: Folder and label of every job that runs.
+        """
+        if not running:
+            if self._bar is not None:
+                self._bar.close()
+            self._bar = None
+        elif sys.stderr.isatty() and time.monotonic() - self._drawn_at >= REDRAW_S:
+            self._drawn_at = time.monotonic()
+            if self._bar is None:
+                self._bar = tqdm(
+                    total=self._total, initial=self._ended, unit="job", dynamic_ncols=True, leave=False
+                )
+            self._bar.n = self._ended
+            self._bar.set_postfix_str("; ".join(f"{label}: {_progress(folder)}" for folder, label in running))
+
+
+def _progress(folder: Path) -> str:
+    """Return how far a running job is."""
+    try:
+        status = run_status(RunFolder(folder), active=True, folder=folder, label="", overrides=())
+    except InputError:  # its run has not begun
+        return "starting"
+    if status.epoch is None or status.train_loss is None:
+        return "first epoch"
+    return f"epoch {status.epoch}/{status.epochs}, loss {status.train_loss:.3g}"
+
+
+def count_words(states: Mapping[str, int]) -> str:
+    """Return e.g. `"3 done, 1 failed"`."""
+    return ", ".join(f"{states[state]} {state}" for state in STATES if states.get(state))
+
+
+def closing_table(folder_name: str, rows: Sequence[tuple[str, Outcome]]) -> str:
+    """Return the table of all jobs.
+
+    Args:
+        folder_name: The sweep's folder, for the title.
+        rows: Label and outcome of every job.
+    """
+    states = Counter(outcome.state for _, outcome in rows)
+    title = f"{len(rows)} job{'s' * (len(rows) != 1)} in {folder_name}: {count_words(states)}"
+    width = min(60, max((len(label) for label, _ in rows), default=0))
+    lines = [
+        f"  {outcome.state:<11} {label:<{width}}  {_spent(outcome):>8}  {outcome.words()}".rstrip()
+        for label, outcome in rows
+    ]
+    return "\n".join(["", title, *lines])
+
+
+def _spent(outcome: Outcome) -> str:
+    if outcome.kept:
+        return "kept"
+    return duration(outcome.seconds) if outcome.seconds else ""

@@ -1,0 +1,187 @@
+"""The child process of a sweep: it checks all jobs, or runs one of them. torch is imported only here."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from gramgn.app import OUTPUT_FILE, Job, one_line_warning, set_repository
+from gramgn.errors import InputError, first_line
+from gramgn.records import RunFolder, is_incidental, override_key
+from gramgn.stopping import StopRequested, raising_signals
+from gramgn.sweep.review import Cell
+
+GRACE_S = 10.0
+"""Seconds that a stopped job has to save its work before it is killed."""
+
+LONGEST_MESSAGE = 4000
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a child process is to do.
+
+    Attributes:
+        cells: All jobs to check, or the one job to run.
+        is_check: Whether the jobs are only built, without their data.
+        root: The repository.
+        environment: All environment variables of the child.
+        threads: CPU threads of a job that does not set `trainer.threads`; None leaves the number to torch.
+        git: State of the code when the sweep was started, which is the code that runs.
+    """
+
+    cells: tuple[Cell, ...]
+    is_check: bool
+    root: Path
+    environment: Mapping[str, str]
+    threads: int | None
+    git: dict[str, Any]
+
+
+def perform(task: Task, sender: Connection) -> None:
+    """Do a task in this fresh process and send its result.
+
+    Ctrl-C on a terminal must reach only the process that runs the sweep, which passes it on: the child leaves the
+    process group. SIGINT and SIGTERM, which it inherits blocked, are unblocked once they have handlers.
+    """
+    os.setpgid(0, 0)
+    # What is imported already stays out of collections: children share those pages.
+    gc.freeze()
+    os.environ.clear()
+    os.environ.update(task.environment)
+    set_repository(task.root)
+    warnings.formatwarning = one_line_warning
+    try:
+        if not task.is_check:
+            _write_to(task.cells[0].folder / OUTPUT_FILE, " ".join(task.cells[0].job.overrides))
+        with raising_signals():
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            threading.Thread(target=_end_with_parent, daemon=True).start()
+            if task.threads is not None:
+                import torch
+
+                torch.set_num_threads(task.threads)
+            result = check(task) if task.is_check else run(task.cells[0], task.git)
+    except BaseException as error:
+        result = _ended_by(error)
+    sys.stdout.flush()
+    with suppress(BrokenPipeError):  # the process that runs the sweep is gone
+        sender.send(result)
+
+
+def run(cell: Cell, git: dict[str, Any]) -> dict[str, Any]:
+    """Run a job and return its state, exit code, message and best validation loss."""
+    from gramgn.app import train
+
+    if cell.action == "restart":
+        _clear(RunFolder(cell.folder))
+    record = train(_job(cell, git))
+    diverged = record["state"] == "diverged"
+    return {
+        "state": record["state"],
+        "exit_code": 3 if diverged else 0,
+        "message": (record.get("error") or {}).get("message", ""),
+        "val_loss": None if diverged else (record.get("best") or {}).get("val_loss"),
+    }
+
+
+def check(task: Task) -> dict[str, Any]:
+    """Build every job without its data; return what is wrong with each, None for nothing, and the number of GPUs.
+
+    Asking for GPUs initialises CUDA, so that only a process that ends afterwards may do it.
+    """
+    import torch
+
+    faults = [_fault(cell, task.git) for cell in task.cells]
+    return {"state": "done", "exit_code": 0, "faults": faults, "num_gpus": torch.cuda.device_count()}
+
+
+def _fault(cell: Cell, git: dict[str, Any]) -> str | None:
+    from gramgn.app import build_parts
+
+    try:
+        build_parts(_job(cell, git))
+    except InputError as error:
+        return str(error)
+    except Exception as error:
+        # A user-defined class: it fails again in its job, which then writes the traceback to its log.
+        return f"{type(error).__name__}: {first_line(error, 400)}"
+    finally:
+        gc.collect()
+    return None
+
+
+def _job(cell: Cell, git: dict[str, Any]) -> Job:
+    if cell.action != "resume":
+        return replace(cell.job, git=git)
+    from gramgn.app import resumed_job
+
+    # What identifies the job was compared with its run.json; only the rest may have changed.
+    changed = [each for each in cell.job.overrides if _may_change(override_key(each))]
+    return resumed_job(cell.job.config, changed, cell.folder, git=git)
+
+
+def _may_change(key: str) -> bool:
+    return is_incidental(key) and key not in ("name", "resume", "on_failure")
+
+
+def _clear(folder: RunFolder) -> None:
+    """Remove the records of a run that holds no epoch, so that it can start again; its logs stay."""
+    for path in (folder.run_json, folder.path / ".lock", folder.path / "local.json", folder.metrics_csv):
+        path.unlink(missing_ok=True)
+
+
+def _write_to(log: Path, command: str) -> None:
+    """Send all output of this process to a file, after what earlier starts wrote there."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("ab", buffering=0)
+    except OSError as error:
+        raise InputError(f"cannot write {log}: {error.strerror or error}") from error
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(file.fileno(), stream.fileno())
+    file.close()
+    print(f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {command}", file=sys.stderr)
+
+
+def _end_with_parent() -> None:
+    """Stop this process when the one that runs the sweep is gone; kill it, and what it started, after a while."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _ended_by(error: BaseException) -> dict[str, Any]:
+    """Return the result of a job that raised, and write to its log what is needed to mend it."""
+    from gramgn.app import outcome
+
+    state, exit_code = outcome(error)
+    if isinstance(error, InputError):
+        message = str(error)
+        print(f"error: {message}", file=sys.stderr)
+    elif isinstance(error, StopRequested | KeyboardInterrupt):
+        message = str(error) or "stopped"
+        state, exit_code = "interrupted", getattr(error, "exit_code", 130)
+        print(message, file=sys.stderr)
+    else:
+        message = f"{type(error).__name__}: {first_line(error, 400)}"
+        traceback.print_exception(error)
+    return {"state": state, "exit_code": exit_code, "message": message[:LONGEST_MESSAGE], "val_loss": None}

@@ -1,0 +1,99 @@
+"""How many jobs run at a time, and the share of the machine that each of them gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gramgn.errors import ConfigError
+
+ON_FAILURE = ("continue", "stop")
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of `conf/hydra/launcher/isolated.yaml`, and `on_failure`.
+
+    Attributes:
+        n_jobs: Number of jobs at a time; -1 stands for one per CPU core.
+        threads_per_job: CPU threads of a job that does not set `trainer.threads`. None: torch's default for one job
+            at a time, an equal share of the cores for several.
+        gpus: CUDA devices handed out, one per job. None: all visible devices if several jobs run at a time; a single
+            job chooses by `trainer.device`.
+        on_failure: `"continue"` with the other jobs, or `"stop"`, which starts no further job.
+    """
+
+    n_jobs: int = 1
+    threads_per_job: int | None = None
+    gpus: tuple[str, ...] | None = None
+    on_failure: str = "continue"
+
+    @property
+    def num_at_once(self) -> int:
+        """Number of jobs at a time."""
+        return num_cores() if self.n_jobs == -1 else self.n_jobs
+
+    @property
+    def threads(self) -> int | None:
+        """CPU threads of a job that does not set `trainer.threads`; None leaves the number to torch."""
+        if self.threads_per_job is not None or self.num_at_once == 1:
+            return self.threads_per_job
+        share = max(1, num_cores() // self.num_at_once)
+        asked = os.environ.get("OMP_NUM_THREADS", "")
+        return min(share, int(asked)) if asked.isdigit() and int(asked) else share
+
+    def gpus_of_jobs(self, num_visible: int) -> tuple[str, ...]:
+        """Return the values of `CUDA_VISIBLE_DEVICES` that jobs get in turn; empty if jobs inherit ours.
+
+        Args:
+            num_visible: Number of CUDA devices that a process sees.
+        """
+        if self.gpus is not None:
+            return self.gpus
+        if self.num_at_once == 1 or num_visible == 0:
+            return ()
+        named = [
+            name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()
+        ]
+        return tuple(named[:num_visible]) or tuple(map(str, range(num_visible)))
+
+
+def read_options(n_jobs: Any, threads_per_job: Any, gpus: Any, on_failure: Any) -> Options:
+    """Return the checked options.
+
+    Raises:
+        ConfigError: A value is not valid.
+    """
+    if not _is_whole(n_jobs) or (n_jobs != -1 and n_jobs < 1):
+        raise ConfigError(
+            f"hydra.launcher.n_jobs={n_jobs!r} must be a number of jobs from 1, or -1 for one per CPU core"
+        )
+    if threads_per_job is not None and (not _is_whole(threads_per_job) or threads_per_job < 1):
+        raise ConfigError(
+            f"hydra.launcher.threads_per_job={threads_per_job!r} must be a number of threads from 1, or null"
+        )
+    if on_failure not in ON_FAILURE:
+        raise ConfigError(f"on_failure={on_failure!r} must be {' or '.join(ON_FAILURE)}")
+    return Options(n_jobs, threads_per_job, _read_gpus(gpus), on_failure)
+
+
+def _read_gpus(gpus: Any) -> tuple[str, ...] | None:
+    if gpus is None:
+        return None
+    listed = gpus if isinstance(gpus, Sequence) and not isinstance(gpus, str) else [gpus]
+    if not listed or not all(_is_whole(each) or isinstance(each, str) for each in listed):
+        raise ConfigError(
+            f"hydra.launcher.gpus={gpus!r} must be a list of CUDA devices, e.g. [0,1], or null for all visible ones"
+        )
+    return tuple(str(each) for each in listed)
+
+
+def num_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,284 @@
+"""The child processes of a sweep: a fresh one per job, forked from a server that has imported torch and never ran it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, forkserver, resource_tracker
+from typing import Any
+
+from gramgn.app import repository
+from gramgn.errors import InputError, JobFailedError
+from gramgn.progress import say
+from gramgn.records import RunFolder
+from gramgn.stopping import StopAtOnce, deferred_signals
+from gramgn.sweep.display import Display, Outcome
+from gramgn.sweep.job import GRACE_S, Task, perform
+from gramgn.sweep.options import Options
+from gramgn.sweep.review import Cell
+
+TICK_S = 0.1
+KILL_WAIT_S = 5.0
+OUT_OF_MEMORY = "killed by SIGKILL (out of memory?)"
+# torch's optimizers import its compiler, whether or not it is used.
+PRELOADED = (
+    "gramgn.sweep.job",
+    "gramgn.data.synthetic",
+    "gramgn.models",
+    "gramgn.optim",
+    "gramgn.training",
+    "gramgn.app._job",
+    "hydra.utils",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.utils.serialization",
+)
+# A sweep of W&B itself would take all of our jobs for one run of its own.
+WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
+
+Began = Callable[[Cell], None]
+Ended = Callable[[Cell, Outcome], None]
+
+
+def start_server(*, mirrored: bool) -> None:
+    """Start the process that jobs are forked from; it imports in the background what they need.
+
+    It inherits SIGINT and SIGTERM blocked, and so do its children until they have handlers: a Ctrl-C on a terminal
+    reaches the process that runs the sweep only.
+
+    Args:
+        mirrored: Whether jobs have a W&B run.
+    """
+    forkserver.set_forkserver_preload([*PRELOADED, *(["wandb"] if mirrored else [])])
+    # First, because it unblocks these signals itself.
+    resource_tracker.ensure_running()
+    blocked = (signal.SIGINT, signal.SIGTERM)
+    # The server does not take over sys.path, where train.py has put this checkout.
+    before = os.environ.get("PYTHONPATH")
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+
+class Child:
+    """A process that does a task.
+
+    Args:
+        task: What it does.
+        slot: Which of the places for jobs at a time it occupies.
+        label: What distinguishes its job from the others.
+    """
+
+    def __init__(self, task: Task, slot: int = 0, label: str = "") -> None:
+        self.cell, self.slot, self.label = task.cells[0], slot, label
+        self.since = time.monotonic()
+        self.result: dict[str, Any] | None = None
+        self._receiver, sender = multiprocessing.get_context("forkserver").Pipe(duplex=False)
+        self._process = multiprocessing.get_context("forkserver").Process(target=perform, args=(task, sender))
+        try:
+            self._process.start()
+        except (EOFError, ConnectionError):
+            raise JobFailedError(
+                "the process that jobs are forked from has ended. If it printed nothing above, it was killed, "
+                "perhaps because memory is full; the same command continues"
+            ) from None
+        sender.close()
+
+    @property
+    def handles(self) -> list[Any]:
+        """What becomes ready when the child has a result or has ended."""
+        return [self._process.sentinel] if self._receiver.closed else [self._process.sentinel, self._receiver]
+
+    def has_ended(self) -> bool:
+        """Take the result if it has come; return whether the process has ended."""
+        is_over = not self._process.is_alive()
+        if not self._receiver.closed and self._receiver.poll():
+            with suppress(EOFError, OSError):  # it was killed before, or while, it sent a result
+                self.result = self._receiver.recv()
+            self._receiver.close()
+        return is_over
+
+    @property
+    def status(self) -> int:
+        """Exit code of an ended process; the negative number of the signal that killed it."""
+        return self._process.exitcode or 0
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the process, SIGKILL also to all that it has started."""
+        process = self._process.pid
+        assert process is not None
+        # macOS reports a group that has only ended processes as PermissionError.
+        with suppress(ProcessLookupError, PermissionError):
+            if signum == signal.SIGKILL:
+                os.killpg(process, signum)
+            else:
+                os.kill(process, signum)
+
+
+class Pool:
+    """Runs checks and jobs, each in a fresh process.
+
+    Args:
+        options: How many jobs at a time, and with what.
+        git: State of the code.
+    """
+
+    def __init__(self, options: Options, git: dict[str, Any]) -> None:
+        self._options, self._git = options, git
+        self._gpus: tuple[str, ...] = options.gpus or ()
+        self._running: list[Child] = []
+
+    def check(self, cells: Sequence[Cell]) -> list[str | None] | None:
+        """Return what is wrong with each job, as far as that is known without its data.
+
+        Returns:
+            A message or None for each; None instead of a list if the checking process was killed: then each job
+            finds out for itself.
+
+        Raises:
+            InputError: The jobs cannot be checked at all.
+            StopRequested: A signal came.
+        """
+        with self._stoppable(self._task(cells, dict(os.environ), is_check=True)) as child:
+            while not child.has_ended():
+                connection.wait(child.handles)
+        if child.result is None:
+            return None
+        if child.result["state"] != "done":
+            raise InputError(child.result["message"])
+        self._gpus = self._options.gpus_of_jobs(child.result["num_gpus"])
+        if 0 < len(self._gpus) < self._options.num_at_once:
+            say(f"note: {self._options.num_at_once} jobs at a time share {len(self._gpus)} CUDA devices")
+        faults: list[str | None] = child.result["faults"]
+        return [fault or self._misplaced(cell) for fault, cell in zip(faults, cells, strict=True)]
+
+    @contextmanager
+    def _stoppable(self, task: Task) -> Iterator[Child]:
+        """Start a child that has nothing to save: whatever ends the block kills it."""
+        with deferred_signals() as stop:  # being interrupted here would leave a child that nobody knows
+            child = Child(task)
+        try:
+            stop.raise_if_set()
+            yield child
+        finally:
+            child.signal(signal.SIGKILL)
+
+    def _misplaced(self, cell: Cell) -> str | None:
+        device = cell.job.config["trainer"]["device"]
+        if not self._gpus or not str(device).startswith("cuda:"):
+            return None
+        return (
+            f"trainer.device={device} names a device, while the launcher hands out one to each job. "
+            "Give trainer.device=cuda, or hydra.launcher.gpus and n_jobs=1"
+        )
+
+    def run(
+        self, cells: Sequence[Cell], labels: Sequence[str], display: Display, began: Began, ended: Ended
+    ) -> None:
+        """Run jobs until all have ended, or one has failed and `on_failure` is `stop`.
+
+        Args:
+            cells: The jobs.
+            labels: What distinguishes each of them.
+            display: Shows starts, progress and ends.
+            began: Called before a job starts.
+            ended: Called when it has ended.
+
+        Raises:
+            StopRequested: A signal came; the children have ended by then.
+        """
+        waiting = deque(zip(cells, labels, strict=True))
+        slots = list(range(self._options.num_at_once))
+        with deferred_signals() as stop:
+            try:
+                while (waiting or self._running) and stop.signum is None:
+                    while waiting and slots and stop.signum is None:
+                        self._start(*waiting.popleft(), slots.pop(0), display, began)
+                    for child, outcome in self._wait(display, ended, stopping=False):
+                        slots = sorted([*slots, child.slot])
+                        if outcome.state == "failed" and self._options.on_failure == "stop":
+                            waiting.clear()
+                if stop.signum is not None:
+                    if self._running:
+                        display.say(f"stopping {len(self._running)} running, at most {GRACE_S:.0f} s")
+                    self._stop(stop.signum, display, ended)
+            except StopAtOnce as again:
+                self._stop(signal.SIGKILL, display, ended)
+                raise again from None
+            stop.raise_if_set()
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        for child in self._running:
+            child.signal(signal.SIGKILL)
+
+    def _task(self, cells: Sequence[Cell], environment: dict[str, str], *, is_check: bool) -> Task:
+        kept = {name: value for name, value in environment.items() if name not in WITHHELD}
+        return Task(tuple(cells), is_check, repository(), kept, self._options.threads, self._git)
+
+    def _start(self, cell: Cell, label: str, slot: int, display: Display, began: Began) -> None:
+        environment = os.environ | dict(cell.environment)
+        if self._gpus and not str(cell.job.config["trainer"]["device"]).startswith("cpu"):
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
+        began(cell)
+        self._running.append(Child(self._task([cell], environment, is_check=False), slot, label))
+        display.started(label)
+
+    def _wait(self, display: Display, ended: Ended, *, stopping: bool) -> list[tuple[Child, Outcome]]:
+        """Wait a moment; record and return the jobs that ended meanwhile."""
+        connection.wait([handle for child in self._running for handle in child.handles], TICK_S)
+        found = [(child, _outcome(child, stopping=stopping)) for child in self._running if child.has_ended()]
+        self._running = [child for child in self._running if child not in [each for each, _ in found]]
+        for child, outcome in found:
+            display.ended(child.label, child.cell.folder, outcome)
+            ended(child.cell, outcome)
+        display.tick([(child.cell.folder, child.label) for child in self._running])
+        return found
+
+    def _stop(self, signum: int, display: Display, ended: Ended) -> None:
+        """Send a signal to all children and wait for them; kill those that take too long."""
+        orders = ((signum, GRACE_S), (int(signal.SIGKILL), KILL_WAIT_S))
+        for order, seconds in orders[signum == signal.SIGKILL :]:
+            for child in self._running:
+                child.signal(order)
+            end = time.monotonic() + seconds
+            while self._running and time.monotonic() < end:
+                self._wait(display, ended, stopping=True)
+
+
+def _outcome(child: Child, *, stopping: bool) -> Outcome:
+    """Return how a job ended, and mend its run.json if it was killed before it could write that itself."""
+    # What it started itself would keep its files open and locked.
+    child.signal(signal.SIGKILL)
+    seconds = time.monotonic() - child.since
+    if child.result is not None:
+        outcome = Outcome(**child.result, seconds=seconds)
+    else:
+        state, exit_code = ("interrupted", 130) if stopping else ("failed", 1)
+        outcome = Outcome(state, _how(child.status), seconds=seconds, exit_code=exit_code)
+    folder = RunFolder(child.cell.folder)
+    was_cut_off = child.result is None and folder.run_json.is_file()
+    if was_cut_off and folder.read_run()["state"] == "running":
+        folder.update_run(state=outcome.state, error={"type": "Killed", "message": outcome.message})
+    return outcome
+
+
+def _how(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return OUT_OF_MEMORY
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"ended without a result, with exit code {status}"

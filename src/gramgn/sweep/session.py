@@ -1,0 +1,327 @@
+"""One command's work on a sweep: look at what is there, check what is to be done, do it, and report how it ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gramgn.app import OUTPUT_FILE, TrackingConfig, repository, shown
+from gramgn.errors import ConfigError, InputError, counted
+from gramgn.locks import is_locked, locked
+from gramgn.progress import say
+from gramgn.records import (
+    ENDED,
+    LOCK_FILE,
+    SweepFolder,
+    git_state,
+    is_incidental,
+    override_key,
+    portable,
+    varying,
+    versions,
+)
+from gramgn.stopping import deferred_signals
+from gramgn.sweep.axes import axes_of, grid_text
+from gramgn.sweep.display import Display, Outcome, closing_table
+from gramgn.sweep.job import GRACE_S
+from gramgn.sweep.options import Options
+from gramgn.sweep.pool import Pool, start_server
+from gramgn.sweep.review import Cell, mixed_code, review
+
+LISTED = 10
+
+
+class Sweep:
+    """Holds a sweep's folder for this command, over all launches of its sweeper.
+
+    Args:
+        folder: The sweep's folder; it is created when the first job is about to run.
+        command: The command line.
+        options: How to run the jobs.
+        mirrored: Whether jobs have a W&B run.
+    """
+
+    def __init__(self, folder: Path, command: Sequence[str], options: Options, *, mirrored: bool) -> None:
+        self.folder = SweepFolder(folder)
+        self.options = options
+        self.cells: dict[str, Cell] = {}
+        self.outcomes: dict[str, Outcome] = {}
+        self._command = list(command)
+        self._git = git_state(repository())
+        self._pool = Pool(options, self._git)
+        self._display = Display()
+        self._lock = ExitStack()
+        self._is_ours = False
+        # The content of sweep.json; jobs of earlier commands stay listed.
+        self._record = self.folder.read() if self.folder.sweep_json.is_file() else {"cells": []}
+        self._listed: dict[str, dict[str, Any]] = {cell["folder"]: cell for cell in self._record["cells"]}
+        self._start: dict[str, Any] | None = None
+        if not self._listed or any(cell.get("state") not in ENDED for cell in self._listed.values()):
+            start_server(mirrored=mirrored)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this command had something to do."""
+        return self._start is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a job failed, so that `on_failure=stop` ends the sweep."""
+        return any(outcome.state in ("failed", "rejected") for outcome in self.outcomes.values())
+
+    def launch(self, cells: Sequence[Cell]) -> None:
+        """Run jobs, except those that are finished; `outcomes` then has how each of them stands.
+
+        Raises:
+            InputError: None of them can be run, or with `on_failure=stop` not all; nothing is on disk then.
+            StopRequested: A signal came.
+        """
+        is_first = not self.outcomes
+        if self.folder.path.is_dir():
+            self._take()
+        cells = [review(cell) for cell in _unique(cells)]
+        self.cells |= {cell.key: cell for cell in cells}
+        axes = axes_of([cell.job.overrides for cell in self.cells.values()])
+        if is_first:
+            self._display.say(f"{grid_text(axes, len(cells))}\nsweep folder: {shown(self.folder.path)}")
+        else:
+            self._display.say(counted(len(cells), "more job"))
+        self._report_kept(cells)
+        problems = self._problems(cells)
+        if is_first and problems:
+            self._reject(cells, problems)
+        todo = [cell for cell in cells if cell.is_open]
+        if todo and not self._is_ours:
+            self._take()
+            if any(review(cell).action != cell.action for cell in cells):
+                raise InputError(
+                    f"another process has worked on {shown(self.folder.path)} meanwhile. Give the command again"
+                )
+        self._note(cells, problems)
+        if todo or (self._is_ours and not self.folder.sweep_json.is_file()):
+            self._begin(cells, axes)
+        self._run(todo, problems)
+
+    def conclude(self, *, mirror: bool) -> int:
+        """Print the table of all jobs; return 0 if every job is done or diverged, else 1.
+
+        Args:
+            mirror: Whether to send a summary to W&B, if the jobs have runs there.
+
+        Raises:
+            StopRequested: A signal came meanwhile.
+        """
+        if self.outcomes:
+            labels = self._labels(list(self.cells.values()))
+            rows = [(label, self.outcomes[key]) for key, label in zip(self.cells, labels, strict=True)]
+            say(closing_table(shown(self.folder.path), rows))
+        if mirror and self.has_begun:
+            # Not at the top: only the end of a sweep draws its heatmap.
+            from gramgn.sweep.summary import log_summary
+
+            first = next(iter(self.cells.values()))
+            log_summary(self.folder.path, TrackingConfig(**first.job.config["tracking"]))
+        return int(any(outcome.state not in ENDED for outcome in self.outcomes.values()))
+
+    def close(self) -> None:
+        """End all processes and release the folder."""
+        with deferred_signals():
+            self._pool.close()
+            self._lock.close()
+
+    def _take(self) -> None:
+        """Lock the folder for this process.
+
+        Jobs of a sweep that was killed stop by themselves within a bounded time, which is waited for.
+
+        Raises:
+            InputError: Another process works on the sweep, or the folder cannot be created.
+        """
+        if self._is_ours:
+            return
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        file = self.folder.path / LOCK_FILE
+        holder = file.read_text(errors="replace").strip() if file.is_file() else ""
+        busy = f"the sweep in {shown(self.folder.path)} is running already, as process {holder or '?'}. Wait for it"
+        self._lock.enter_context(
+            locked(file, f"{busy}, or stop it with: kill -INT {holder or '<its number>'}")
+        )
+        self._is_ours = True
+        file.write_text(f"{os.getpid()}\n")
+        self._lock.callback(file.write_text, "")
+        end = time.monotonic() + GRACE_S + 5
+        while time.monotonic() < end and any(map(is_locked, self.folder.path.glob("*/.lock"))):
+            time.sleep(0.1)
+
+    def _problems(self, cells: Sequence[Cell]) -> dict[str, str]:
+        """Return why jobs cannot be run, by folder name: another configuration is there, or theirs is faulty."""
+        problems = {cell.key: cell.reason for cell in cells if cell.action == "reject"}
+        todo = [cell for cell in cells if cell.is_open]
+        faults = (self._pool.check(todo) if todo else None) or []
+        return problems | {cell.key: fault for cell, fault in zip(todo, faults, strict=False) if fault}
+
+    def _reject(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
+        """Raise one message for all problems if nothing can be run, or not everything and that ends the sweep."""
+        is_able = any(cell.action != "keep" and cell.key not in problems for cell in cells)
+        if is_able and self.options.on_failure == "continue":
+            return
+        messages = list(dict.fromkeys(problems.values()))
+        if len(messages) == 1 and len(problems) == len(cells):
+            same = f"\n(the same for all {len(cells)} jobs)" if len(cells) > 1 else ""
+            raise InputError(f"{messages[0]}{same}")
+        faulty = [
+            f"  {label}: {problems[cell.key]}"
+            for cell, label in zip(cells, self._labels(cells), strict=True)
+            if cell.key in problems
+        ]
+        lines = [f"{len(faulty)} of {len(cells)} jobs cannot be run:", *faulty[:LISTED]]
+        if len(faulty) > LISTED:
+            lines.append(f"  and {len(faulty) - LISTED} more")
+        if is_able:
+            lines.append("on_failure=continue runs the others")
+        raise InputError("\n".join(lines))
+
+    def _report_kept(self, cells: Sequence[Cell]) -> None:
+        kept = [
+            f"kept: {label} is {(cell.record or {})['state']} already"
+            for cell, label in zip(cells, self._labels(cells), strict=True)
+            if cell.action == "keep"
+        ]
+        for line in kept[:LISTED]:
+            self._display.say(line)
+        if len(kept) > LISTED:
+            self._display.say(f"kept: {len(kept) - LISTED} more are finished already")
+        if note := mixed_code(cells, self._git):
+            self._display.say(note)
+
+    def _note(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
+        """Enter how each job stands before any runs."""
+        for cell in cells:
+            record = cell.record or {}
+            if cell.action == "keep":
+                best = (record.get("best") or {}).get("val_loss") if record["state"] == "done" else None
+                message = str((record.get("error") or {}).get("message") or "")
+                outcome = Outcome(str(record["state"]), message, best, kept=True)
+            elif cell.action == "reject":
+                outcome = Outcome("rejected", cell.reason, exit_code=2)
+                self._display.say(f"rejected: {cell.reason}")
+            elif cell.key in problems:
+                outcome = Outcome("failed", problems[cell.key], exit_code=2)
+            else:
+                outcome = Outcome("waiting")
+            self.outcomes[cell.key] = outcome
+        states = [self.outcomes[cell.key].state for cell in cells]
+        self._display.expect(len(cells), len(cells) - states.count("waiting"))
+
+    def _run(self, todo: Sequence[Cell], problems: Mapping[str, str]) -> None:
+        for cell in todo:
+            if cell.key in problems:
+                self._fail(cell, problems[cell.key])
+        runnable = [cell for cell in todo if cell.key not in problems]
+        if runnable and not (self.has_failed and self.options.on_failure == "stop"):
+            self._pool.run(runnable, self._labels(runnable), self._display, self._began, self._ended)
+
+    def _fail(self, cell: Cell, fault: str) -> None:
+        """Record a job that was found faulty before it started, with a log of its own."""
+        log = cell.folder / OUTPUT_FILE
+        try:
+            log.parent.mkdir(exist_ok=True)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"--- {_now()}: {' '.join(cell.job.overrides)}\nerror: {fault}\n")
+        except OSError as error:
+            raise InputError(f"cannot write {log}: {error.strerror or error}") from error
+        self._display.say(f"failed   {self._labels([cell])[0]}  {fault} (log: {shown(log)})")
+        self._change(cell, state="failed", error=portable(fault, repository()), exit_code=2)
+
+    def _begin(self, cells: Sequence[Cell], axes: Mapping[str, Sequence[str]]) -> None:
+        """Write this command and all of its jobs to sweep.json, before the first of them runs."""
+        if self._start is None:
+            self._start = {"time_utc": _now(), "git": self._git, "versions": versions()}
+            self._record["starts"] = [*self._record.get("starts", []), self._start]
+        listed = self._listed | {cell.key: self._entry(cell) for cell in cells}
+        order = dict.fromkeys([*self.cells, *listed])
+        self._listed = {key: listed[key] for key in order if key in listed}
+        self._record |= {
+            "name": self.folder.path.name,
+            "command": portable(self._command, repository()),
+            "on_failure": self.options.on_failure,
+            "n_jobs": self.options.num_at_once,
+            "threads_per_job": self.options.threads,
+            "axes": axes,
+        }
+        self._write()
+
+    def _entry(self, cell: Cell) -> dict[str, Any]:
+        known = self._listed.get(cell.key, {})
+        is_rejected = cell.action == "reject"
+        recorded = (cell.record or {}).get("state") if is_rejected or cell.action == "keep" else None
+        return {
+            "folder": cell.key,
+            "overrides": portable(list(cell.job.overrides), repository()),
+            "config_hash": known.get("config_hash") if is_rejected else cell.config_hash,
+            "state": recorded or known.get("state") or "waiting",
+            "error": portable(cell.reason, repository()) if is_rejected else known.get("error"),
+            "exit_code": known.get("exit_code"),
+            "started": known.get("started"),
+            "ended": known.get("ended"),
+        }
+
+    def _began(self, cell: Cell) -> None:
+        self._change(cell, state="running", started=_now(), ended=None, error=None, exit_code=None)
+
+    def _ended(self, cell: Cell, outcome: Outcome) -> None:
+        self.outcomes[cell.key] = outcome
+        error = portable(outcome.message, repository()) or None
+        self._change(cell, state=outcome.state, error=error, exit_code=outcome.exit_code, ended=_now())
+
+    def _change(self, cell: Cell, **entries: Any) -> None:
+        self._listed[cell.key] |= entries
+        self._write()
+
+    def _write(self) -> None:
+        self.folder.write({**self._record, "cells": list(self._listed.values())})
+
+    def _labels(self, cells: Sequence[Cell]) -> list[str]:
+        """Return what distinguishes jobs among all of this command."""
+        found = dict(
+            zip(self.cells, varying([cell.job.overrides for cell in self.cells.values()]), strict=True)
+        )
+        return [found[cell.key] or cell.key.rpartition("-")[0] for cell in cells]
+
+
+def _unique(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the jobs, each once.
+
+    Raises:
+        ConfigError: Two different jobs have the same folder.
+    """
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        other = found.setdefault(cell.key, cell)
+        if other.job.config != cell.job.config:
+            raise ConfigError(_same_folder(cell, other))
+    return list(found.values())
+
+
+def _same_folder(cell: Cell, other: Cell) -> str:
+    keys = sorted({override_key(each) for each in set(cell.job.overrides) ^ set(other.job.overrides)})
+    if keys == ["name"]:
+        return "name= names the whole sweep and has one value; give a command for each name"
+    if all(map(is_incidental, keys)):
+        return (
+            f"{', '.join(keys)} changes no result, so jobs that differ in nothing else are one job with one folder. "
+            "Choose one value, or give a command for each with another name="
+        )
+    return (
+        f"two different jobs have the same folder {shown(cell.folder)}: {' '.join(other.job.overrides)} and "
+        f"{' '.join(cell.job.overrides)}. Do not set hydra.sweep.subdir, or include what distinguishes them"
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
