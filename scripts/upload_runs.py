@@ -18,10 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app._sweep_summary import draw_heatmap  # noqa: E402
-
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.progress import say  # noqa: E402
+from gramgn.sweep import draw_heatmap  # noqa: E402
 from gramgn.tracking import (  # noqa: E402
     Upload,
     UploadOptions,

@@ -126,7 +126,7 @@ def test_a_read_only_place_is_one_message(
 def test_several_jobs_at_once(house: House) -> None:
     """H30: two at a time with one thread each, GPUs handed out one a job, no process that had touched CUDA."""
     options = (*SLOW, "dataset._target_=outside.Telling", "seed=range(4)", "trainer.epochs=1", "name=four")
-    options += ("hydra/launcher=joblib", "hydra.launcher.threads_per_job=1", "hydra.launcher.gpus=[5,7]")
+    options += ("hydra.launcher.n_jobs=2", "hydra.launcher.threads_per_job=1", "hydra.launcher.gpus=[5,7]")
     done = house.run(*options, "+hydra.job.env_set.GREETING=hello", OMP_NUM_THREADS="4")
     assert done.returncode == 0, done.stderr
     folders = [each.folder for each in sweep_of(house, "four").cells()]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from gramgn.app._sweep_summary import draw_heatmap
+from gramgn.sweep import draw_heatmap
 from offline_wandb import (
     HOST,
     clean_environment,  # noqa: F401
@@ -215,7 +215,7 @@ def test_a_summary_that_fails_or_hangs_does_not_stop_the_sweep(
 END = """
 import sys
 from pathlib import Path
-import gramgn.app._sweep_summary as ending
+import gramgn.sweep.summary as ending
 from gramgn.app._schema import TrackingConfig
 def draw(folder, png):
     from PIL import Image

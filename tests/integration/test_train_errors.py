@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gramgn.app._sweep._tasks import JobFailedError
 from house import BLOBS, SMALL, Call, House, read_run
 from torch import nn
 
 from gramgn.app._job import _probe
+from gramgn.errors import JobFailedError
 from gramgn.training import TrainerConfig
 
 CASES = {

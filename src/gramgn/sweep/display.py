@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -54,7 +55,7 @@ class Display:
 
     def __init__(self) -> None:
         self._total = self._begun = self._ended = 0
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Any] | None = None
         self._drawn_at = 0.0
 
     def expect(self, jobs: int, ended: int) -> None:

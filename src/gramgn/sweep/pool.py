@@ -1,4 +1,4 @@
-"""The child processes of a sweep: a fresh one per job, forked from a server that has imported torch and never ran it."""
+"""The child processes of a sweep: a fresh one per job, forked from a server that has only imported torch."""
 
 from __future__ import annotations
 
@@ -270,8 +270,8 @@ def _outcome(child: Child, *, stopping: bool) -> Outcome:
         state, exit_code = ("interrupted", 130) if stopping else ("failed", 1)
         outcome = Outcome(state, _how(child.status), seconds=seconds, exit_code=exit_code)
     folder = RunFolder(child.cell.folder)
-    was_cut_off = child.result is None and folder.run_json.is_file()
-    if was_cut_off and folder.read_run()["state"] == "running":
+    is_unfinished = outcome.state in ("failed", "interrupted") and folder.run_json.is_file()
+    if is_unfinished and folder.read_run()["state"] == "running":
         folder.update_run(state=outcome.state, error={"type": "Killed", "message": outcome.message})
     return outcome
 

@@ -66,7 +66,7 @@ def review(cell: Cell) -> Cell:
         return replace(cell, action="new", record=None)
     config = split_paths(cell.job.config)[0]
     try:
-        record = folder.read_run()
+        record = folder.read_run("config")
         differences = differing(record["config"], config)
     except InputError as error:
         return replace(cell, action="reject", reason=f"{str(error).rstrip('.')}. {_PUT_BACK}", record=None)
