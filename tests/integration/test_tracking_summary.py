@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from gramgn.sweep import draw_heatmap
 from offline_wandb import (
     HOST,
     clean_environment,  # noqa: F401
@@ -28,6 +27,7 @@ from offline_wandb import (
 from PIL import Image
 
 from gramgn.errors import InputError
+from gramgn.sweep import draw_heatmap
 from gramgn.tracking import UploadOptions, log_summary, sweep_table, upload_summary
 
 OFFLINE = UploadOptions(mode="offline", timeout_s=30.0)

@@ -11,8 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from gramgn.app import set_repository
-from gramgn.app import register_resolvers
+from gramgn.app import register_resolvers, set_repository
 from gramgn.app._schema import check_entries, plain, run_entries
 
 REPOSITORY = Path(__file__).resolve().parents[2]

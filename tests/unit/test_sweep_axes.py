@@ -1,15 +1,19 @@
-"""The jobs of a sweep as lists of overrides: points, extension, what varies, and the text before the first job."""
+"""The jobs of a sweep as lists of overrides: the command line, points, extension, what varies, and how it is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import pytest
-from gramgn.app._sweep._axes import (
-    Command,
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from gramgn.errors import ConfigError
+from gramgn.sweep import (
     Extension,
     axes_of,
-    chunks,
+    check_batch_size,
+    check_overrides,
+    check_params,
     extended,
     grid_text,
     read_extension,
@@ -17,15 +21,35 @@ from gramgn.app._sweep._axes import (
     with_points,
 )
 
-from gramgn.errors import ConfigError
-
 GRID = [("seed=0", "trainer=laptop"), ("seed=1", "trainer=laptop")]
+Command = tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["seed=1", "seed=2,3"], "seed is given twice: seed=1 and seed=2,3"),
+        (["optimizer.lam=0.1", "++optimizer.lam=1"], "optimizer.lam is given twice"),
+        (["seed=1,1,2,2,3"], "names 1, 2 more than once"),
+        (["seed=choice(1,1)"], "names 1 more than once"),
+        (["optimizer.lam=interval(0,1)"], "names no values: give some, e.g. optimizer.lam=0.1,1,10"),
+        (["seed=range(3,1)"], r"seed=range\(3,1\) has no values.*: range\("),
+    ],
+)
+def test_overrides_that_are_rejected(given: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_overrides(OverridesParser.create().parse_overrides(given))
+
+
+def test_overrides_that_are_taken() -> None:
+    check_overrides(
+        OverridesParser.create().parse_overrides(["seed=0,1", "~dataset.limit", "+dataset.limit=3"])
+    )
 
 
 def test_points_are_taken_with_all_of_the_grid() -> None:
     points = read_points(["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4"])
-    jobs = with_points(points, GRID, ["trainer=laptop"])
-    assert jobs == [
+    assert with_points(points, GRID, ["trainer=laptop"]) == [
         ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[0]),
         ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[1]),
         ("optimizer.lam=4", *GRID[0]),
@@ -41,9 +65,9 @@ def test_the_command_line_replaces_a_key_of_the_points() -> None:
 
 
 class Outcomes:
-    """Runs jobs on paper: those that the table does not name diverge."""
+    """Runs jobs on paper: those that are not named diverge."""
 
-    def __init__(self, finite: set[str], failed: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def __init__(self, finite: Sequence[str] = (), failed: Sequence[str] = ()) -> None:
         self.finite, self.failed = finite, failed
         self.launched: list[list[Command]] = []
 
@@ -55,26 +79,23 @@ class Outcomes:
         return "done" if job in self.finite else "failed" if job in self.failed else "diverged"
 
 
-def column_grid(alphas: Sequence[int], lams: Sequence[int]) -> list[Command]:
-    return [(f"lam={lam}", f"alpha={alpha}") for lam in lams for alpha in alphas]
-
-
 def test_a_column_without_a_finite_cell_is_extended_until_one_is() -> None:
-    outcomes = Outcomes({"alpha=1 lam=2", "alpha=100 lam=1"})
-    extended(column_grid([1, 3], [1, 2]), Extension("alpha", ("10", "100", "1000")), outcomes)
+    outcomes = Outcomes(finite=["alpha=1 lam=2", "alpha=100 lam=1"])
+    grid = [(f"lam={lam}", f"alpha={alpha}") for lam in (1, 2) for alpha in (1, 3)]
+    extended(grid, Extension("alpha", ("10", "100", "1000")), outcomes)
     assert outcomes.launched[1:] == [[("alpha=10", "lam=1")], [("alpha=100", "lam=1")]]
 
 
 def test_a_column_that_never_ends_finite_takes_all_values() -> None:
-    outcomes = Outcomes(set())
-    extended(column_grid([1], [1, 2]), Extension("alpha", ("10", "100")), outcomes)
+    outcomes = Outcomes()
+    extended([("lam=1", "alpha=1"), ("lam=2", "alpha=1")], Extension("alpha", ("10", "100")), outcomes)
     assert [len(jobs) for jobs in outcomes.launched] == [2, 2, 2]
 
 
 def test_a_column_with_a_failed_cell_is_not_extended() -> None:
-    """What a failed job would have done is not known: it is no reason to go on."""
-    outcomes = Outcomes(set(), {"alpha=1 lam=1"})
-    extended(column_grid([1, 3], [1]), Extension("alpha", ("10",)), outcomes)
+    """What a failed job would have done is not known: it is no reason to continue."""
+    outcomes = Outcomes(failed=["alpha=1 lam=1"])
+    extended([("lam=1", "alpha=1"), ("lam=1", "alpha=3")], Extension("alpha", ("10",)), outcomes)
     assert len(outcomes.launched) == 1
 
 
@@ -94,6 +115,14 @@ def test_points_that_are_none(given: object) -> None:
         read_points(given)
 
 
+def test_other_settings_of_the_sweeper() -> None:
+    for size in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match="max_batch_size"):
+            check_batch_size(size)
+    with pytest.raises(ConfigError, match=r"hydra\.sweeper\.params"):
+        check_params(["seed=1"])
+
+
 def test_what_varies() -> None:
     jobs = [("a=1", "b=x", "c=0"), ("a=2", "b=x"), ("a=1", "b=x", "c=0")]
     assert axes_of(jobs) == {"a": ["1", "2"], "c": ["0"]}
@@ -101,18 +130,8 @@ def test_what_varies() -> None:
 
 
 def test_the_text_of_a_grid() -> None:
-    assert (
-        grid_text({"lam": ["1", "2"], "seed": ["0", "1", "2"]}, 6)
-        == "grid: lam = 1, 2 x seed = 0, 1, 2: 6 jobs"
-    )
+    text = grid_text({"lam": ["1", "2"], "seed": ["0", "1", "2"]}, 6)
+    assert text == "grid: lam = 1, 2 x seed = 0, 1, 2: 6 jobs"
     assert grid_text({"lam": ["1", "2"], "alpha": ["3"]}, 3) == "3 jobs over lam = 1, 2; alpha = 3"
     assert grid_text({}, 1) == "1 job"
     assert grid_text({"seed": [str(seed) for seed in range(40)]}, 40).endswith("11, ...: 40 jobs")
-
-
-def test_batches() -> None:
-    assert [list(each) for each in chunks([("a",), ("b",), ("c",)], 2)] == [[("a",), ("b",)], [("c",)]]
-    assert [list(each) for each in chunks([("a",), ("b",)], None)] == [[("a",), ("b",)]]
-    for size in (0, -1, 1.5, True):
-        with pytest.raises(ConfigError, match="max_batch_size"):
-            list(chunks([("a",)], size))  # type: ignore[arg-type]

@@ -1,108 +1,123 @@
-"""The pure parts of sweeps: identity of jobs, options, what is shown, and the records."""
+"""The pure parts of sweeps: options, folders, what is to be done about a job, what is shown, states from records."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gramgn.app._sweep._display import Display, Outcome, closing_table, duration
-from gramgn.app._sweep._identity import config_hash, differing, identifying, override_key
-from gramgn.app._sweep._options import Options, gpus_to_hand_out, num_cores, read_options
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from gramgn.app._folders import job_dir, remember_sweep, sweep_dir
-from gramgn.app._repository import set_repository
-from gramgn.app._sweep._display import Display, Outcome, closing_table, duration
-from gramgn.app._sweep._options import Options, gpus_to_hand_out, num_cores, read_options
+from gramgn.app import Job, check_place, job_name, set_repository, sweep_dir
 from gramgn.errors import ConfigError, InputError
-from gramgn.records import (
-    RunFolder,
-    SweepFolder,
-    config_hash,
-    count_states,
-    differing,
-    find_sweeps,
-    identifying,
-    override_key,
-    varying,
-)
+from gramgn.records import RunFolder, SweepFolder, count_states, find_sweeps, varying
+from gramgn.sweep import Cell, Display, Options, Outcome, closing_table, num_cores, read_options, review
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "seed": 0,
-    "optimizer": {"lam": 1.0, "betas": [0.9, 0.99]},
-    "trainer": {"epochs": 2, "device": "cpu"},
+    "dataset": {"name": "digits"},
+    "optimizer": {"lam": 1.0, "alpha": 0.3},
+    "trainer": {"epochs": 2},
 }
 
 
-def test_what_changes_no_result_is_no_part_of_a_jobs_identity() -> None:
-    other = {**CONFIG, "tracking": {"mode": "none"}, "name": "x", "resume": None}
-    other["trainer"] = {"epochs": 2, "device": "cuda", "threads": 3}
-    assert config_hash(other) == config_hash(CONFIG)
-    assert config_hash({**CONFIG, "trainer": {"epochs": 3}}) != config_hash(CONFIG)
-    assert identifying(["tracking=none", "+tracking.mode=none", "b=1", "a=2", "trainer.threads=2"]) == [
-        "a=2",
-        "b=1",
-    ]
-
-
-def test_differing_keys_are_named_with_both_values() -> None:
-    other = {**CONFIG, "optimizer": {"lam": 2.0, "betas": [0.9, 0.99], "alpha": 3}}
-    assert differing(CONFIG, other) == {"optimizer.alpha": (None, 3), "optimizer.lam": (1.0, 2.0)}
-    assert differing(CONFIG, json.loads(json.dumps(CONFIG))) == {}
-
-
-KEYS = st.text("abc", min_size=1, max_size=3)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | FLOATS | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=10,
-)
-
-
-# How long drawing an example takes on a busy machine is no fault of the hash.
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_a_hash_survives_json_and_order(config: dict[str, object]) -> None:
-    written = json.loads(json.dumps(dict(reversed(config.items()))))
-    assert config_hash(written) == config_hash(config)
-    assert differing(config, written) == {}
-
-
-@pytest.mark.parametrize("override", ["a.b=1", "+a.b=1", "++a.b=1", "~a.b", "a/b=x"])
-def test_the_key_of_an_override(override: str) -> None:
-    assert override_key(override) == "a.b"
-
-
-def test_folders_of_sweeps(tmp_path: Path) -> None:
-    """DESIGN, folders: name=, the named sweep, or a hash of the sorted command line."""
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path) -> Path:
     set_repository(tmp_path)
-    leaf = {
-        "given": Path(sweep_dir("my name/..", "seeds", ["seed=1"])).name,
-        "named": Path(sweep_dir(None, "lambda_alpha", ["sweep=lambda_alpha", "tracking=none"])).name,
-        "more": Path(sweep_dir(None, "lambda_alpha", ["sweep=lambda_alpha", "trainer=laptop"])).name,
-        "adhoc": Path(sweep_dir(None, None, ["a=1", "b=2,3"])).name,
-        "sorted": Path(sweep_dir(None, None, ["b=2,3", "a=1", "on_failure=stop"])).name,
-    }
-    assert leaf["given"] == "my_name"
-    assert leaf["named"] == "lambda_alpha"
-    assert leaf["more"].startswith("lambda_alpha-")
-    assert leaf["adhoc"].startswith("adhoc-")
-    assert leaf["adhoc"] == leaf["sorted"]
+    return tmp_path
 
 
-def test_a_job_keeps_its_folder(tmp_path: Path) -> None:
-    """The hash identifies it, the readable part is that of the sweep that made it."""
-    remember_sweep(tmp_path, ["a=1"])
-    first = job_dir(["a=1", "b=2"])
-    assert first.startswith("b=2-")
-    (tmp_path / first).mkdir()
-    remember_sweep(tmp_path, ["b=2"])
-    assert job_dir(["b=2", "a=1", "tracking=none"]) == first
-    assert job_dir(["b=2", "a=3"]).startswith("a=3-")
-    remember_sweep(tmp_path / "nowhere", [])
+def write(folder: Path, state: str = "done", epochs: int = 2, config: Any = CONFIG, **more: Any) -> Path:
+    run = RunFolder.create(folder)
+    run.write_run({"state": state, "config": config, **more})
+    for epoch in range(1, epochs + 1):
+        run.append_metrics({"epoch": epoch, "train_loss": 0.5, "wall_s": 2.0 * epoch})
+    return folder
+
+
+def reviewed(folder: Path) -> tuple[str, str]:
+    cell = review(Cell(Job(CONFIG, {}, ["seed=0"], folder), {}))
+    return cell.action, cell.reason
+
+
+def test_a_finished_job_is_kept_only_with_its_epochs(root: Path) -> None:
+    """F01: a metrics file that lost rows after the job was done is reported, not kept as a result."""
+    assert reviewed(write(root / "whole")) == ("keep", "")
+    for name, epochs in (("cut", 1), ("empty", 0)):
+        action, reason = reviewed(write(root / name, epochs=epochs))
+        assert action == "reject"
+        assert f"ends at epoch {epochs} of 2. Put the file back, or move the job's folder away" in reason
+    (write(root / "foreign") / "metrics.csv").write_bytes(b"a,b\n1,2\n3,4\n")
+    action, reason = reviewed(root / "foreign")
+    assert action == "reject"
+    assert "Put the file back" in reason
+    assert reviewed(write(root / "diverged", "diverged", epochs=1))[0] == "keep"
+
+
+def test_a_job_whose_run_json_is_lost_or_damaged(root: Path) -> None:
+    """H08: its other records are not overwritten, and the advice can be followed."""
+    folder = write(root / "job")
+    (folder / "run.json").write_text("")
+    action, reason = reviewed(folder)
+    assert (action, reason.count("is damaged")) == ("reject", 1)
+    assert "Put the file back" in reason
+    (folder / "run.json").unlink()
+    action, reason = reviewed(folder)
+    assert action == "reject"
+    assert "run.json is gone, while metrics.csv is there. Put the file back" in reason
+    assert reviewed(root / "nothing there")[0] == "new"
+
+
+def test_jobs_that_are_not_finished(root: Path) -> None:
+    """Interrupted and killed jobs are resumed; a changed configuration is not, unless nothing would be lost."""
+    other = {**CONFIG, "optimizer": {"lam": 7.0, "alpha": 0.3}}
+    assert reviewed(write(root / "killed", "running", epochs=1))[0] == "resume"
+    assert reviewed(write(root / "interrupted", "interrupted", epochs=1))[0] == "resume"
+    assert reviewed(write(root / "failed early", "failed", epochs=0, config=other))[0] == "restart"
+    action, reason = reviewed(write(root / "other", "failed", epochs=1, config=other))
+    assert action == "reject"
+    assert "optimizer.lam (7.0 then, 1.0 now)" in reason
+
+
+def test_folders_of_sweeps() -> None:
+    """DESIGN, folders: name=, the named sweep, or a hash of the sorted command line."""
+    assert Path(sweep_dir("my name/..", "seeds", ["seed=1"])).name == "my_name"
+    assert (
+        Path(sweep_dir(None, "lambda_alpha", ["sweep=lambda_alpha", "tracking=none"])).name == "lambda_alpha"
+    )
+    more = Path(sweep_dir(None, "lambda_alpha", ["sweep=lambda_alpha", "trainer=laptop"])).name
+    assert more.startswith("lambda_alpha-")
+    adhoc = Path(sweep_dir(None, None, ["a=1", "b=2,3"])).name
+    assert adhoc.startswith("adhoc-")
+    assert Path(sweep_dir(None, None, ["b=2,3", "a=1", "on_failure=stop"])).name == adhoc
+
+
+def test_a_job_keeps_its_folder() -> None:
+    """H32: the hash identifies it, the readable part is that of the sweep that made it; no name needs quotes."""
+    first = job_name(["a=1", "b=2"], {"a=1"}, {})
+    assert first.startswith("b-2-")
+    existing = {first.rpartition("-")[2]: first}
+    assert job_name(["b=2", "a=1", "tracking=none"], {"b=2"}, existing) == first
+    assert job_name(["b=2", "a=3"], {"b=2"}, existing).startswith("a-3-")
+    long = job_name([f"+a.{key}=x,'y z'" for key in range(30)], set(), {})
+    assert len(long) <= 70
+    assert set(long) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-")
+
+
+@pytest.mark.parametrize("name", ["日本", "..", "a b", "x" * 61, "a/b", "-a", "a=1"])
+def test_a_name_that_is_no_folder(name: str) -> None:
+    """Two such names could end in one folder, or in the one of all sweeps."""
+    with pytest.raises(ConfigError, match="cannot be a sweep's folder"):
+        check_place(Path(sweep_dir(name, None, [])), name)
+
+
+def test_a_place_that_is_all_right(root: Path) -> None:
+    sweeps = root / "outputs" / "sweeps"
+    check_place(sweeps / "a-1.b", "a-1.b")
+    check_place(sweeps / "adhoc-1", None)
+    check_place(root / "elsewhere", "a b")
+    with pytest.raises(ConfigError, match="holds all sweeps"):
+        check_place(sweeps, None)
 
 
 def test_threads_are_shared_by_jobs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +132,12 @@ def test_threads_are_shared_by_jobs_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_gpus_are_handed_out_to_several_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpus_to_hand_out(Options(n_jobs=1), 4) == ()
-    assert gpus_to_hand_out(Options(n_jobs=4), 2) == ("0", "1")
-    assert gpus_to_hand_out(Options(n_jobs=4), 0) == ()
-    assert gpus_to_hand_out(Options(n_jobs=1, gpus=("3",)), 4) == ("3",)
+    assert Options(n_jobs=1).gpus_of_jobs(4) == ()
+    assert Options(n_jobs=4).gpus_of_jobs(2) == ("0", "1")
+    assert Options(n_jobs=4).gpus_of_jobs(0) == ()
+    assert Options(n_jobs=1, gpus=("3",)).gpus_of_jobs(4) == ("3",)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b")
-    assert gpus_to_hand_out(Options(n_jobs=2), 2) == ("GPU-a", "GPU-b")
+    assert Options(n_jobs=2).gpus_of_jobs(2) == ("GPU-a", "GPU-b")
 
 
 @pytest.mark.parametrize(
@@ -133,10 +148,9 @@ def test_bad_options(bad: tuple[object, object, object]) -> None:
         read_options(*bad, "continue")
 
 
-def test_durations_and_table() -> None:
-    assert [duration(seconds) for seconds in (0.25, 59.9, 61, 3661)] == ["0.2 s", "59.9 s", "1:01", "1:01:01"]
+def test_the_closing_table() -> None:
     rows = [
-        ("seed=0", Outcome("done", val_loss=0.5, seconds=2.0)),
+        ("seed=0", Outcome("done", val_loss=0.5, seconds=125.0)),
         ("seed=1", Outcome("failed", "why\nmore", seconds=1)),
         ("seed=2", Outcome("diverged", "the loss was not finite", kept=True)),
         ("seed=3", Outcome("waiting")),
@@ -144,11 +158,36 @@ def test_durations_and_table() -> None:
     assert closing_table("outputs/sweeps/x", rows).splitlines() == [
         "",
         "4 jobs in outputs/sweeps/x: 1 done, 1 diverged, 1 failed, 1 waiting",
-        "  done        seed=0     2.0 s  best val loss 0.5",
-        "  failed      seed=1     1.0 s  why",
-        "  diverged    seed=2      kept  the loss was not finite",
+        "  done        seed=0   2 min 05 s  best val loss 0.5",
+        "  failed      seed=1        1.0 s  why",
+        "  diverged    seed=2         kept  the loss was not finite",
         "  waiting     seed=3",
     ]
+
+
+def test_lines_of_a_sweep(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """H02: what failed is reported at once, with its log."""
+    display = Display()
+    display.expect(3, ended=1)
+    display.started("seed=1")
+    display.ended("seed=1", root / "job", Outcome("failed", "why\nmore", seconds=1.0))
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "[2/3] started  seed=1"
+    assert second.startswith("[2/3] failed   seed=1  1.0 s, why (log: ")
+    assert second.endswith("job/output.log)")
+
+
+def test_a_bar_on_a_terminal_shows_running_jobs(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    display = Display()
+    display.expect(2, ended=0)
+    write(root / "job", "running", epochs=1)
+    display.tick([(root / "job", "seed=0"), (root / "none", "seed=1")])
+    drawn = capsys.readouterr().err
+    assert "seed=0: epoch 1/2, loss 0.5; seed=1: starting" in drawn
+    display.tick([])
 
 
 def test_what_distinguishes_jobs() -> None:
@@ -157,88 +196,53 @@ def test_what_distinguishes_jobs() -> None:
     assert varying([]) == []
 
 
-def write_cell(sweep: Path, name: str, state: str, **more: object) -> None:
-    run = RunFolder.create(sweep / name)
-    run.write_run({"state": state, "config": {"trainer": {"epochs": 3}}, **more})
-
-
-def test_the_states_of_a_sweep(tmp_path: Path) -> None:
+def test_the_states_of_a_sweep(root: Path) -> None:
     """A killed run, a CSV cut in mid-line, a NaN, a damaged record, a job that has not begun: all have a state."""
-    sweep = SweepFolder(tmp_path / "sweep")
+    sweep = SweepFolder(root / "sweep")
     sweep.path.mkdir()
-    names = ["done", "nan", "killed", "damaged", "waiting", "early", "faulty"]
-    cells = [{"folder": name, "overrides": [f"x={name}"], "state": "waiting"} for name in names]
+    names = ["done", "nan", "killed", "damaged", "waiting", "lost", "early", "faulty"]
+    cells: list[dict[str, Any]] = [
+        {"folder": name, "overrides": [f"x={name}"], "state": "waiting"} for name in names
+    ]
+    cells[-3]["state"] = "done"
+    cells[-2]["state"] = "running"
     cells[-1] |= {"state": "failed", "error": "lam=0"}
-    cells[-2] |= {"state": "running"}
     sweep.write({"cells": cells})
-    write_cell(sweep.path, "done", "done", time={"wall_s": 5.0}, best={"val_loss": 0.5})
-    write_cell(sweep.path, "nan", "diverged", error={"type": "Diverged", "message": "not finite"})
+    write(sweep.path / "done", time={"wall_s": 5.0}, best={"val_loss": 0.5})
+    write(sweep.path / "nan", "diverged", 0, error={"type": "Diverged", "message": "not finite"})
     RunFolder(sweep.path / "nan").append_metrics({"epoch": 1, "train_loss": float("nan"), "wall_s": 2.0})
-    write_cell(sweep.path, "killed", "running")
-    RunFolder(sweep.path / "killed").append_metrics({"epoch": 1, "train_loss": 0.25, "wall_s": 2.0})
+    write(sweep.path / "killed", "running", epochs=1)
     with (sweep.path / "killed" / "metrics.csv").open("a") as file:
         file.write("2,100,0.")
     (sweep.path / "damaged").mkdir()
     (sweep.path / "damaged" / "run.json").write_text("{")
     found = {cell.folder.name: cell for cell in sweep.cells()}
-    states = {name: cell.state for name, cell in found.items()}
-    assert states == {
+    assert {name: cell.state for name, cell in found.items()} == {
         "done": "done",
         "nan": "diverged",
         "killed": "killed",
         "damaged": "failed",
         "waiting": "waiting",
+        "lost": "waiting",
         "early": "killed",
         "faulty": "failed",
     }
-    assert (found["killed"].epoch, found["killed"].epochs, found["killed"].train_loss) == (1, 3, 0.25)
+    assert (found["killed"].epoch, found["killed"].epochs, found["killed"].train_loss) == (1, 2, 0.5)
     assert found["done"].elapsed_s == 5.0
     assert found["faulty"].error == "lam=0"
+    assert found["lost"].error == "it was done, and its run.json is gone"
     assert list(count_states(list(found.values()))) == ["waiting", "killed", "failed", "diverged", "done"]
     assert json.loads(json.dumps([cell.as_json() for cell in found.values()], allow_nan=False))
-    assert [each.path for each in find_sweeps(tmp_path)] == [sweep.path]
+    assert [each.path for each in find_sweeps(root)] == [sweep.path]
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 1, "cells": 3}', '{"format": 9, "cells": []}']
+    "content",
+    ["", "[]", '{"format": 1, "cells": 3}', '{"format": 9, "cells": []}', '{"format": 1, "cells": [3]}'],
 )
-def test_a_damaged_sweep_is_said(tmp_path: Path, content: str) -> None:
-    (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(InputError, match=r"sweep\.json"):
-        SweepFolder(tmp_path).cells()
-
-
-def test_a_folder_without_a_sweep(tmp_path: Path) -> None:
+def test_a_damaged_sweep_is_reported(root: Path, content: str) -> None:
+    (root / "sweep.json").write_text(content)
+    with pytest.raises(InputError, match="Remove it and repeat the sweep's command"):
+        SweepFolder(root).cells()
     with pytest.raises(InputError, match="is not a sweep's folder"):
-        SweepFolder(tmp_path).read()
-    assert find_sweeps(tmp_path / "nowhere") == []
-
-
-def test_a_table_on_a_terminal_stays_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Redrawn in place, no wider than the terminal, and gone at the end."""
-    from gramgn.app._sweep._display import Running
-    from gramgn.app._sweep._tasks import Cell
-
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("LINES", "6")
-    monkeypatch.setenv("TERM", "xterm")
-    display = Display(4)
-    display.expect({"waiting": 9}, [])
-    jobs = [
-        Running(Cell(tmp_path / str(slot), (), {}, {}, "s"), f"optimizer.lam=1 seed={slot}", slot)
-        for slot in range(4)
-    ]
-    for job in jobs:
-        display.started(job)
-    display.tick(jobs, now=True)
-    drawn = capsys.readouterr().err.splitlines()
-    assert drawn[0].startswith("9 jobs: 4 running, 5 waiting")
-    assert len(drawn) == 3
-    assert all(len(line) < 40 for line in drawn)
-    display.ended(jobs[0], Outcome("failed", "why", seconds=1.0))
-    assert capsys.readouterr().err.startswith(
-        "\x1b[3F\x1b[J[1/9] failed   optimizer.lam=1 seed=0  1.0 s, why (log:"
-    )
+        SweepFolder(root / "nowhere").read()

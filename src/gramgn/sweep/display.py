@@ -128,7 +128,7 @@ def closing_table(folder_name: str, rows: Sequence[tuple[str, Outcome]]) -> str:
     title = f"{len(rows)} job{'s' * (len(rows) != 1)} in {folder_name}: {count_words(states)}"
     width = min(60, max((len(label) for label, _ in rows), default=0))
     lines = [
-        f"  {outcome.state:<11} {label:<{width}}  {_spent(outcome):>8}  {outcome.words()}".rstrip()
+        f"  {outcome.state:<11} {label:<{width}}  {_spent(outcome):>11}  {outcome.words()}".rstrip()
         for label, outcome in rows
     ]
     return "\n".join(["", title, *lines])

@@ -1,4 +1,4 @@
-"""What sweeps say of records that were lost or damaged, and what they read back of renamed or copied grids."""
+"""Which finished runs are found again: renamed or copied grids, and jobs that have lost their records."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gramgn.app._repository import set_repository
+from gramgn.app import set_repository
 from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
-from gramgn.app._sweep._launcher import check_place
-from gramgn.app._sweep._review import review
-from gramgn.app._sweep._tasks import Cell
-from hydra.core.override_parser.overrides_parser import OverridesParser
-
-from gramgn.app._repository import set_repository
-from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
-from gramgn.errors import ConfigError, InputError
+from gramgn.errors import ConfigError
 from gramgn.records import RunFolder, SweepFolder, path_override
 
 CONFIG: dict[str, Any] = {
@@ -48,40 +41,6 @@ def write(folder: Path, state: str = "done", alpha: float = 0.3, epochs: int = 2
     return folder
 
 
-def planned(folder: Path) -> tuple[str, str]:
-    plan = review(Cell(folder, ("seed=0",), CONFIG, {}, "s"))
-    return plan.action, plan.reason
-
-
-def test_a_finished_job_is_kept_only_with_its_epochs(root: Path) -> None:
-    """F01: a metrics file that lost rows after the job was done is said, not kept as a result."""
-    assert planned(write(root / "whole")) == ("keep", "")
-    for name, epochs in (("cut", 1), ("empty", 0)):
-        action, reason = planned(write(root / name, epochs=epochs))
-        assert action == "refuse"
-        assert f"ends at epoch {epochs} of 2. Put the file back, or move the job's folder away" in reason
-    folder = write(root / "rubbish")
-    (folder / "metrics.csv").write_bytes(b"a,b\n1,2\n3,4\n")
-    action, reason = planned(folder)
-    assert action == "refuse"
-    assert "Put the file back" in reason
-    assert planned(write(root / "diverged", "diverged", epochs=1))[0] == "keep"
-
-
-def test_a_job_whose_run_json_is_lost_or_damaged(root: Path) -> None:
-    """H08: its other records are not written over, and the advice is one that can be followed."""
-    folder = write(root / "job")
-    (folder / "run.json").write_text("")
-    action, reason = planned(folder)
-    assert (action, reason.count("is damaged")) == ("refuse", 1)
-    assert "Put the file back" in reason
-    (folder / "run.json").unlink()
-    action, reason = planned(folder)
-    assert action == "refuse"
-    assert "run.json is gone, while metrics.csv is there. Put the file back" in reason
-    assert planned(root / "nothing there")[0] == "new"
-
-
 def test_a_done_job_without_records_has_to_be_done_again(root: Path) -> None:
     """Nobody may count on it: not the status, not the chain, not the choice of alpha."""
     jobs = [{"folder": name, "overrides": [f"a={name}"], "state": "done"} for name in ("here", "gone")]
@@ -92,13 +51,6 @@ def test_a_done_job_without_records_has_to_be_done_again(root: Path) -> None:
     assert sweep.cells()[1].error == "it was done, and its run.json is gone"
     with pytest.raises(ConfigError, match="1 of 2 jobs have not ended"):
         find_best_alpha("lambda_alpha", WANTED, root / "outputs")
-
-
-@pytest.mark.parametrize("content", ["", '{"format": 1, "cel', "[]", '{"format": 1, "cells": [3]}'])
-def test_a_damaged_sweep_json_says_what_to_do(root: Path, content: str) -> None:
-    (root / "sweep.json").write_text(content)
-    with pytest.raises(InputError, match="Remove it and repeat the sweep's command"):
-        SweepFolder(root).read()
 
 
 def test_a_grid_is_known_by_its_folder(root: Path) -> None:
@@ -140,21 +92,3 @@ def test_a_folder_of_a_job_can_be_pasted(root: Path) -> None:
         "outputs/sweeps/s/alpha=1,seed=0-0123abcd",
     )
     assert path_override("resume", "outputs/runs/20260101-0-abc") == "resume=outputs/runs/20260101-0-abc"
-
-
-@pytest.mark.parametrize("name", ["日本", "..", "a b", "x" * 61, "a/b", "-a"])
-def test_a_name_that_is_no_folder(root: Path, name: str) -> None:
-    """Two such names could end in one folder, or in the one of all sweeps."""
-    from gramgn.app._folders import safe_name
-
-    with pytest.raises(ConfigError, match="cannot be a sweep's folder"):
-        check_place(root / "outputs" / "sweeps" / safe_name(name), name)
-
-
-def test_a_place_that_is_all_right(root: Path) -> None:
-    sweeps = root / "outputs" / "sweeps"
-    check_place(sweeps / "a=1,b", "a=1,b")
-    check_place(sweeps / "adhoc-1", None)
-    check_place(root / "elsewhere", "a b")
-    with pytest.raises(ConfigError, match="holds all sweeps"):
-        check_place(sweeps, None)
