@@ -41,8 +41,10 @@ class House:
         own = {"HOME": str(self.root), "PYTHONPATH": str(PLUGIN), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
         return clean | own | extra
 
-    def start(self, *arguments: str, cwd: Path | None = None, **extra: str) -> subprocess.Popen[str]:
-        """Start ``python train.py`` as a process."""
+    def start(
+        self, *arguments: str, cwd: Path | None = None, start_new_session: bool = False, **extra: str
+    ) -> subprocess.Popen[str]:
+        """Start ``python train.py`` as a process, on request as the leader of a group, as on a terminal."""
         return subprocess.Popen(
             [sys.executable, str(self.root / "train.py"), *arguments],
             cwd=cwd or self.root,
@@ -51,6 +53,7 @@ class House:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def run(self, *arguments: str, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from house import BLOBS, SMALL, House, read_run, wait_until
 from gramgn.records import CellStatus, SweepFolder
 
 TINY = ("-m", *BLOBS, *SMALL, "trainer.epochs=1")
-# 48 training samples in batches of 8: six steps an epoch.
-SLOW = ("-m", *BLOBS, *SMALL, "optimizer=slow_sgd", "optimizer.sleep_s=0.1", "trainer.batch_size=8")
+# 48 training samples in batches of 8: six steps per epoch.
+UNTIMED = ("-m", *BLOBS, *SMALL, "optimizer=slow_sgd", "trainer.batch_size=8")
+SLOW = (*UNTIMED, "optimizer.sleep_s=0.1")
 
 
 def sweep_of(house: House, name: str | None = None) -> SweepFolder:
@@ -39,15 +39,15 @@ def cell(house: House, label: str, name: str | None = None) -> CellStatus:
 
 def wait_for_epoch(house: House, process: subprocess.Popen[str], label: str, epoch: int) -> Path:
     """Wait until a job of the sweep has that many whole epochs; return its folder."""
+    place = house.root / "outputs" / "sweeps"
 
-    def reached() -> bool:
-        folders = list((house.root / "outputs" / "sweeps").glob(f"*/{label}-*"))
-        if not folders or not (folders[0] / "metrics.csv").is_file():
-            return False
-        return (folders[0] / "metrics.csv").read_text().count("\n") > epoch
+    def found() -> list[Path]:
+        return [path.parent for path in place.glob(f"*/{label.replace('=', '-')}-*/metrics.csv")]
 
-    wait_until(reached, process)
-    return next((house.root / "outputs" / "sweeps").glob(f"*/{label}-*"))
+    wait_until(
+        lambda: bool(found()) and (found()[0] / "metrics.csv").read_text().count("\n") > epoch, process
+    )
+    return found()[0]
 
 
 def processes_in(folder: Path) -> list[int]:
@@ -70,42 +70,29 @@ def wait_until_gone(processes: list[int], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of a folder, except the lock files, by name."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Return time and content of all files of a job."""
-    return {
-        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+def times(folder: Path) -> dict[str, int]:
+    """Return when the files of a folder were last written."""
+    return {name: (folder / name).stat().st_mtime_ns for name in contents(folder)}
 
 
 def edit_run(folder: Path, **entries: Any) -> None:
     (folder / "run.json").write_text(json.dumps(read_run(folder) | entries))
 
 
-def end(process: subprocess.Popen[str], how: signal.Signals, seconds: float = 30) -> tuple[int, str]:
-    """Send a signal; return exit code and stderr."""
-    process.send_signal(how)
-    _, err = process.communicate(timeout=seconds)
+def end(process: subprocess.Popen[str], how: signal.Signals, *, group: bool = False) -> tuple[int, str]:
+    """Send a signal, to the whole process group as Ctrl-C on a terminal; return exit code and stderr."""
+    if group:
+        os.killpg(process.pid, how)
+    else:
+        process.send_signal(how)
+    _, err = process.communicate(timeout=60)
     return process.returncode, err
-
-
-def start_group(house: House, *arguments: str) -> subprocess.Popen[str]:
-    """Start train.py as the leader of a process group, as a shell on a terminal does."""
-    return subprocess.Popen(
-        [sys.executable, str(house.root / "train.py"), *arguments],
-        cwd=house.root,
-        env=house.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
 
 
 def _is_alive(process: int) -> bool:

@@ -1,20 +1,18 @@
-"""Sweeps from command line to records: isolation, failures, what is checked beforehand, several jobs at once."""
+"""Sweeps from command line to records: isolation, failures, what is checked beforehand, several jobs at a time."""
 
 from __future__ import annotations
 
-import json
-import time
 from datetime import datetime
-from pathlib import Path
+from typing import Any
 
 import pytest
-from house import BLOBS, SMALL, Call, House, read_rows, read_run, wait_until
+from house import BLOBS, SMALL, Call, House, read_rows, read_run
 from sweeps import SLOW, TINY, cell, states, sweep_of
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_half_of_the_jobs_fail_and_the_others_do_not_notice(
+def test_failed_jobs_do_not_affect_the_others(
     call: Call, house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H02, H15: exception, full memory and crash: each in its log, at once and in the table; exit code 1."""
@@ -36,11 +34,11 @@ def test_half_of_the_jobs_fail_and_the_others_do_not_notice(
     assert "Traceback" not in err
 
 
-def test_stop_begins_no_further_job(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_starts_no_further_job(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     """H16: on_failure=stop: the first failure ends the sweep, exit code 1; continue then does the rest."""
     faults = (*SMALL, "dataset.bad='','crash','nan'", "name=stopped")
     assert call(*faults, "on_failure=stop", multirun=True) == 1
-    assert "no further one was begun" in capsys.readouterr().err
+    assert "no further one was started" in capsys.readouterr().err
     assert states(house, "stopped") == ["done", "failed", "waiting"]
     assert call(*faults, multirun=True) == 1
     assert states(house, "stopped") == ["done", "failed", "failed"]
@@ -49,7 +47,7 @@ def test_stop_begins_no_further_job(call: Call, house: House, capsys: pytest.Cap
 
 def test_a_fault_of_all_jobs_is_one_message(house: House) -> None:
     """H16: raw data that is not there: found once, before any job, nothing on disk."""
-    before, start = house.files(), time.monotonic()
+    before = house.files()
     done = house.run("-m", "dataset=afad", "seed=0,1,2,3", "tracking=none")
     assert done.returncode == 2
     assert done.stderr.count("error:") == 1
@@ -57,13 +55,12 @@ def test_a_fault_of_all_jobs_is_one_message(house: House) -> None:
     assert "the same for all 4 jobs" in done.stderr
     assert "Traceback" not in done.stderr
     assert house.files() == before
-    assert time.monotonic() - start < 60  # a hang, not a measurement: the machine may be busy
 
 
 def test_faulty_jobs_are_found_before_the_first(
     call: Call, house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """H16: stop refuses the sweep and leaves nothing; continue does the others, and says so of each at once."""
+    """H16: stop rejects the sweep and leaves nothing; continue runs the others, and reports each at once."""
     options = (*SMALL, "optimizer.lam=-1,1,abc", "name=some")
     before = house.files()
     assert call(*options, "on_failure=stop", multirun=True) == 2
@@ -85,26 +82,32 @@ def test_faulty_jobs_are_found_before_the_first(
     [
         (["on_failure=maybe"], "on_failure='maybe' must be continue or stop"),
         (["hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs=0"),
-        (["hydra.launcher.threads_per_job=x"], "hydra.launcher.threads_per_job='x'"),
-        (["hydra.launcher.gpus=[]"], "hydra.launcher.gpus=[]"),
         (["hydra.sweeper.points=[3]"], "hydra.sweeper.points=[3]"),
-        (["hydra.sweeper.extend={key:seed}"], "hydra.sweeper.extend"),
+        (["hydra.sweeper.extend={key:model}"], "hydra.sweeper.extend"),
         (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0"),
         (["hydra.launcher.jobs=2"], "jobs"),
         (["resume=outputs/runs/a,outputs/runs/b"], "resume= is for a single run"),
         (["hydra/launcher=basic"], "hydra/launcher=isolated"),
         (["hydra.sweep.subdir=one"], "two different jobs have the same folder"),
-        (["optimizer.lam=interval(0,1)"], "names no values"),
+        (["seed=3"], "seed is given twice: seed=0,1 and seed=3"),
+        (["optimizer.lam=1,1"], "optimizer.lam=1,1 names 1 more than once"),
+        (["trainer.threads=1,2"], "trainer.threads changes no result"),
+        (["name=one,two"], "name= names the whole sweep"),
+        (["name='a b'"], "e.g. name=a_b"),
+        (["model=glob(*x)"], "model=glob(*x) has no values, so that nothing would be run: glob() chooses"),
         (["optimizer.lamm=1,2"], "did you mean 'optimizer.lam'"),
         (["sweep=seedz"], "did you mean 'seeds'"),
     ],
 )
-def test_bad_sweeps_are_refused(
+def test_bad_sweeps_are_rejected(
     call: Call, house: House, capsys: pytest.CaptureFixture[str], options: list[str], words: str
 ) -> None:
     """H09, H17: one message, exit code 2, nothing on disk."""
+    small = [
+        word for word in SMALL if not any(option.split("=")[0] == word.split("=")[0] for option in options)
+    ]
     before = house.files()
-    assert call(*SMALL, "seed=0,1", *options, multirun=True) == 2
+    assert call(*small, "seed=0,1", *options, multirun=True) == 2
     err = capsys.readouterr().err
     assert words in err
     assert err.count("error:") == 1
@@ -124,18 +127,20 @@ def test_a_read_only_place_is_one_message(
 
 
 def test_several_jobs_at_once(house: House) -> None:
-    """H30: two at a time with one thread each, GPUs handed out one a job, no process that had touched CUDA."""
+    """H30: two at a time with one thread each, GPUs handed out one per job, no process that had touched CUDA."""
     options = (*SLOW, "dataset._target_=outside.Telling", "seed=range(4)", "trainer.epochs=1", "name=four")
     options += ("hydra.launcher.n_jobs=2", "hydra.launcher.threads_per_job=1", "hydra.launcher.gpus=[5,7]")
-    done = house.run(*options, "+hydra.job.env_set.GREETING=hello", OMP_NUM_THREADS="4")
+    more = {"OMP_NUM_THREADS": "4", "WANDB_RUN_ID": "of-another"}
+    done = house.run(*options, "+hydra.job.env_set.GREETING=hello", **more)
     assert done.returncode == 0, done.stderr
     folders = [each.folder for each in sweep_of(house, "four").cells()]
-    told = ["".join(line for line in _log(folder) if line.startswith("gpus=")) for folder in folders]
-    assert [line.split()[1:] for line in told] == [["threads=1", "clean=True", "env=hello"]] * 4
+    logs = [(folder / "output.log").read_text().splitlines() for folder in folders]
+    told = ["".join(line for line in log if line.startswith("gpus=")) for log in logs]
+    assert [line.split()[1:] for line in told] == [["threads=1", "clean=True", "env=hello", "run=None"]] * 4
     assert sorted(line.split()[0] for line in told) == ["gpus=5", "gpus=5", "gpus=7", "gpus=7"]
     assert [read_run(folder)["threads"] for folder in folders] == [1] * 4
     record = sweep_of(house, "four").read()
-    spans = [(_time(each["started"]), _time(each["ended"])) for each in record["cells"]]
+    spans = [_span(entry) for entry in record["cells"]]
     assert max(sum(start <= other < stop for start, stop in spans) for other, _ in spans) == 2
     assert record["n_jobs"] == 2
 
@@ -143,11 +148,11 @@ def test_several_jobs_at_once(house: House) -> None:
 def test_jobs_leave_nothing_in_memory(house: House) -> None:
     """H11, H15: every job starts with the same memory, failed ones between them included."""
     options = [entry for entry in SMALL if not entry.startswith("model")]
-    options += ["model=resnet_fixup", "trainer.epochs=1", "seed=range(8)", "dataset.bad='',memory"]
+    options += ["model=resnet_fixup", "trainer.epochs=1", "seed=range(4)", "dataset.bad='',memory"]
     done = house.run("-m", *BLOBS, *options, "name=many")
     assert done.returncode == 1, done.stderr
     cells = [each for each in sweep_of(house, "many").cells() if each.state == "done"]
-    assert len(cells) == 8
+    assert len(cells) == 4
     peaks = [float(read_rows(each.folder)[0]["peak_mem_mib"]) for each in cells]
     assert max(peaks) < 1.05 * min(peaks)
 
@@ -165,55 +170,17 @@ def test_the_sweeping_process_needs_no_torch(house: House) -> None:
     assert states(house) == ["done", "done"]
 
 
-def test_names_of_folders(call: Call, house: House) -> None:
-    """H32: short and safe, the same whatever the order and the number of values; all overrides in a file."""
-    long = [f"scale.{key}=8" for key in ("depth", "limit", "num_images")]
-    odd = ("init_from=null", *long, "trainer.epochs=1", "optimizer.lam=1,2")
+def test_the_order_of_overrides_does_not_matter(call: Call, house: House) -> None:
+    """H32: folders are short and safe, and the same for the same command in any order."""
+    odd = ("init_from=null", "trainer.epochs=1", "optimizer.lam=1,2")
     assert call(*SMALL, *odd, multirun=True) == 0
-    sweep = sweep_of(house)
-    assert sweep.path.name.startswith("adhoc-")
-    before = {each.folder for each in sweep.cells()}
-    assert all(len(folder.name) <= 70 for folder in before)
-    assert "scale.num_images=8" in sweep.cells()[0].overrides
-    assert "optimizer.lam=1,2" in sweep.read()["command"]
-    assert call(*reversed(odd), *SMALL, "tracking=none", "on_failure=stop", multirun=True) == 0
+    before = {each.folder for each in sweep_of(house).cells()}
+    others = [word for word in SMALL if not word.startswith("tracking")]
+    assert call(*reversed(odd), *others, "tracking=none", "on_failure=stop", multirun=True) == 0
     assert {each.folder for each in sweep_of(house).cells()} == before
+    assert sweep_of(house).path.name.startswith("adhoc-")
+    assert all(len(folder.name) <= 70 and "=" not in folder.name for folder in before)
 
 
-def test_a_named_sweep_has_its_name(call: Call, house: House) -> None:
-    """DESIGN, folders: the named sweep's name alone only where nothing else was chosen."""
-    assert call(*SMALL, "sweep=seeds", "seed=5", "trainer.epochs=1") == 0
-    assert sweep_of(house).path.name.startswith("seeds-")
-
-
-def test_the_record_of_a_sweep(call: Call, house: House) -> None:
-    assert call(*SMALL, "trainer.epochs=1", "seed=1,2", "optimizer=ggn,sgd", "name=two", multirun=True) == 0
-    record = sweep_of(house, "two").read()
-    assert record["axes"] == {"seed": ["1", "2"], "optimizer": ["ggn", "sgd"]}
-    assert len(record["starts"]) == 1
-    assert record["starts"][0]["versions"]["torch"]
-    for entry in record["cells"]:
-        folder = sweep_of(house, "two").path / entry["folder"]
-        assert entry["state"] == read_run(folder)["state"] == "done"
-        assert entry["exit_code"] == 0
-        assert _time(entry["started"]) <= _time(entry["ended"])
-        assert read_run(folder)["group"] == "two"
-        assert entry["overrides"] == read_run(folder)["overrides"]
-    assert str(house.root) not in json.dumps(record)
-
-
-def test_every_cell_is_listed_before_the_first_job(house: House) -> None:
-    process = house.start(*SLOW, "seed=0,1,2", "name=listed")
-    sweep = sweep_of(house, "listed")
-    wait_until(lambda: sweep.sweep_json.is_file(), process)
-    assert len(sweep.read()["cells"]) == 3
-    process.terminate()
-    process.communicate(timeout=30)
-
-
-def _log(folder: Path) -> list[str]:
-    return (folder / "output.log").read_text().splitlines()
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def _span(entry: dict[str, Any]) -> tuple[datetime, datetime]:
+    return datetime.fromisoformat(entry["started"]), datetime.fromisoformat(entry["ended"])

@@ -66,7 +66,8 @@ class Telling(Blobs):
 
     def load(self, image_size: int) -> RegressionData:
         gpus, first = os.environ.get("CUDA_VISIBLE_DEVICES"), not torch.cuda.is_initialized()
-        print(f"gpus={gpus} threads={torch.get_num_threads()} clean={first} env={os.environ.get('GREETING')}")
+        told, run = os.environ.get("GREETING"), os.environ.get("WANDB_RUN_ID")
+        print(f"gpus={gpus} threads={torch.get_num_threads()} clean={first} env={told} run={run}")
         return super().load(image_size)
 
 

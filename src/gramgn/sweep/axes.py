@@ -94,7 +94,7 @@ def check_overrides(overrides: Sequence[Override]) -> None:
         line, key = str(override.input_line), override.get_key_element().lstrip("+")
         if override.is_delete():
             continue
-        if key in lines:
+        if lines.get(key, line) != line:
             raise ConfigError(
                 f"{key} is given twice: {lines[key]} and {line}. Give it once, with all of its values"
             )
