@@ -12,6 +12,7 @@ Exit codes: 0 all done, 1 a job failed or a sweep was left out, 2 bad input, 130
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
 import hydra  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
