@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gramgn.data import AFAD, Decoded, Item
-from gramgn.data._decode import Decoder
+from gramgn.data.decode import Decoder
 
 PAUSE_S = 0.02
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -42,3 +45,33 @@ def first_line(error: BaseException, longest: int = 160) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, e.g. ``"1 thread"`` or ``"2 threads"``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def is_whole(value: object, minimum: int = 0, maximum: int | None = None) -> bool:
+    """Return whether a value is an int in the given range, bounds included; a bool is none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return value >= minimum and (maximum is None or value <= maximum)
+
+
+def checked_choice(option: str, given: T, allowed: Sequence[T]) -> T:
+    """Return ``given`` if it is one of ``allowed``, else raise ConfigError."""
+    if given in allowed and not isinstance(given, bool):
+        return given
+    hint = nearest(given, [str(value) for value in allowed]) if isinstance(given, str) else ""
+    raise ConfigError(f"{option}={given}: allowed are {', '.join(map(str, allowed))}{hint}")
+
+
+def checked_whole(option: str, given: int, *, minimum: int = 0, maximum: int | None = None) -> int:
+    """Return ``given`` if it is a whole number in the range, bounds included, else raise ConfigError."""
+    if is_whole(given, minimum, maximum):
+        return given
+    upper = "" if maximum is None else f", at most {maximum}"
+    raise ConfigError(f"{option}={given}: must be an integer, at least {minimum}{upper}")
+
+
+def checked_number(option: str, given: float, *, minimum: float, maximum: float) -> float:
+    """Return ``given`` as a float if it lies in the range, bounds included, else raise ConfigError."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not minimum <= given <= maximum:
+        raise ConfigError(f"{option}={given}: must be a number from {minimum} to {maximum}")
+    return float(given)

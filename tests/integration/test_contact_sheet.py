@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from gramgn.data import RegressionData
-from gramgn.data._contact_sheet import CAPTION, GAP, TITLE, contact_sheet, save_contact_sheet, spread_by_rank
+from gramgn.data.contact_sheet import CAPTION, GAP, TITLE, contact_sheet, save_contact_sheet, spread_by_rank
 from gramgn.errors import DataError
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from data_cases import picture, snapshot, write_afad
 from data_slow import SlowAFAD
+from gramgn.data.files import writing
 
 from gramgn.data import AFAD, ImageDataset, Index, Item
 from gramgn.data import _assemble as assemble_module
-from gramgn.data._files import writing
 from gramgn.errors import DataError
 
 

@@ -13,7 +13,7 @@ from data_cases import picture
 from PIL import Image
 
 from gramgn.data import RetinaMNIST, Rotation
-from gramgn.data._rotation import disk
+from gramgn.data.rotation import disk
 from gramgn.errors import DataError
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gramgn.data.synthetic import _store
-from gramgn.data.synthetic._recipes import face_recipe, hand_recipe
-from gramgn.data.synthetic._store import ALONE_BELOW, Recipe, draw_chunk, generate, matches
 from gramgn.errors import DataError
+from gramgn.synthetic import _store
+from gramgn.synthetic.recipes import face_recipe, hand_recipe
+from gramgn.synthetic.store import ALONE_BELOW, Recipe, draw_chunk, generate, matches
 
 MARKER = {"kind": "synthetic", "generator": "test", "version": 1}
 RECIPES = {
@@ -29,8 +29,8 @@ RECIPES = {
 DRAW = """
 import sys
 from pathlib import Path
-from gramgn.data.synthetic._recipes import hand_recipe
-from gramgn.data.synthetic._store import generate
+from gramgn.synthetic.recipes import hand_recipe
+from gramgn.synthetic.store import generate
 
 if __name__ == "__main__":
     marker = {"kind": "synthetic", "generator": "test", "version": 1}

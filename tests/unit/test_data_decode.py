@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from gramgn.data import load_image
-from gramgn.data._decode import open_image, to_square
+from gramgn.data.decode import open_image, to_square
 from gramgn.errors import DataError
 
 BILINEAR = Image.Resampling.BILINEAR

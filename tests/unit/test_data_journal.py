@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gramgn.data.journal import Journal
 
 from gramgn.data import Decoded, Item
-from gramgn.data._journal import Journal
 
 SHAPE = (1, 4, 4)
 HEADER = {"decoder": "1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from data_cases import write_csv
 
-from gramgn.data._labels import read_tables, role_of
+from gramgn.data.labels import read_tables, role_of
 from gramgn.errors import DataError
 
 TRAIN = ("id", "boneage", "male")

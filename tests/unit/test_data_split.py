@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramgn.data._split import assign, components, split_samples
+from gramgn.data.split import assign, components, split_samples
 
 SAMPLES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=80)
 

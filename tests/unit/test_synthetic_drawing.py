@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gramgn.data.synthetic import draw_face, draw_hand, make_person
-from gramgn.data.synthetic._anatomy import CARPALS, GROWTH, RAYS
-from gramgn.data.synthetic._bones import Hand, draw_bones, joints
-from gramgn.data.synthetic._hand import _frame, _pose
-from gramgn.data.synthetic._people import stream
+from gramgn.synthetic import draw_face, draw_hand, make_person
+from gramgn.synthetic.anatomy import CARPALS, GROWTH, RAYS
+from gramgn.synthetic.bones import Hand, draw_bones, joints
+from gramgn.synthetic.hands import _frame, _pose
+from gramgn.synthetic.people import stream
 
 BOY, GIRL = 0, 1
 SCALE = 300.0

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from gramgn.data.synthetic._people import (
+from gramgn.synthetic.people import (
     AFAD_FEMALE,
     AFAD_MALE,
     RSNA_YEARS,

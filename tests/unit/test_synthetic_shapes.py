@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gramgn.data.synthetic._shapes import (
+from gramgn.synthetic.shapes import (
     arc_distance,
     axes,
     box_distance,

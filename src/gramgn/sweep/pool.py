@@ -29,7 +29,7 @@ OUT_OF_MEMORY = "killed by SIGKILL (out of memory?)"
 # torch's optimizers import its compiler, whether or not it is used.
 PRELOADED = (
     "gramgn.sweep.job",
-    "gramgn.data.synthetic",
+    "gramgn.synthetic",
     "gramgn.models",
     "gramgn.optim",
     "gramgn.training",

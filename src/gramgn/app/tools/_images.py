@@ -6,9 +6,7 @@ import glob
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from gramgn.data._npz import image_arrays, item_path
-from gramgn.data._rotation import SUFFIXES
-from gramgn.data._scan import walk
+from gramgn.data import IMAGE_SUFFIXES, array_path, image_arrays, walk
 from gramgn.errors import ConfigError, DataError
 
 NPZ = ".npz"
@@ -34,7 +32,7 @@ def find_images(given: Sequence[str]) -> list[str]:
     if not any(file_of(path).exists() for path in found):
         raise ConfigError(
             f"images={','.join(given)}: no image found (relative paths are below {Path.cwd()}). Give files, a "
-            f"pattern in quotes ('images=scans/*.png') or a folder with images ({', '.join(SUFFIXES)}, {NPZ})"
+            f"pattern in quotes ('images=scans/*.png') or a folder with images ({', '.join(IMAGE_SUFFIXES)}, {NPZ})"
         )
     return list(found)
 
@@ -65,7 +63,7 @@ def _expanded(word: str) -> Iterator[str]:
 def _inside(path: Path) -> Iterator[str]:
     if path.is_dir():
         for relative, inner, ignored in walk(path):
-            if not ignored and relative.lower().endswith((*SUFFIXES, NPZ)):
+            if not ignored and relative.lower().endswith((*IMAGE_SUFFIXES, NPZ)):
                 yield from _inside(inner)
     elif path.suffix.lower() == NPZ and path.is_file():
         yield from _in_npz(path)
@@ -80,4 +78,4 @@ def _in_npz(path: Path) -> Iterator[str]:
         yield str(path)  # told with its prediction, like any other file that cannot be read
         return
     for name, array in arrays.items():
-        yield from (item_path(str(path), name, number) for number in range(len(array)))
+        yield from (array_path(str(path), name, number) for number in range(len(array)))

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,7 @@ import numpy as np
 
 from gramgn.app.tools._images import NPZ, file_of
 from gramgn.app.tools._trained import Trained
-from gramgn.data import Decoded, ImageDataset, Item, RetinaMNIST, Rotation
-from gramgn.data._decode import Decoder, FileDecoder
-from gramgn.data._npz import NpzDecoder
-from gramgn.data._rotation import RotationDecoder
-from gramgn.data._workers import decode_all
+from gramgn.data import Decode, Decoded, Decoder, ImageDataset, Item, decode_all
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import track
 from gramgn.records import write_atomic
@@ -126,12 +122,12 @@ def _decoded(
     trained: Trained, dataset: Any, paths: Sequence[str], workers: int | None
 ) -> Iterator[tuple[str, Decoded | str]]:
     """Decode images in order, files and arrays each with their own decoder."""
-    for (is_special, in_npz), group in groupby(paths, key=_kind):
+    for (is_special, _), group in groupby(paths, key=_kind):
         some = list(group)
         if is_special:
             yield from ((path, "is no regular file") for path in some)
             continue
-        decoder = _decoder(trained, dataset, in_npz)
+        decoder = _decoder(trained, dataset)
         # Absolute: what a decoder of a user's own class joins to its root stays what it is.
         items = [Item(path, f"{Path.cwd() / path}", 0.0) for path in some]
         files = {file for file in map(file_of, some) if file.is_file()}
@@ -146,17 +142,13 @@ def _kind(path: str) -> tuple[bool, bool]:
     return file.exists() and not file.is_file(), f"{NPZ}#" in path
 
 
-def _decoder(trained: Trained, dataset: Any, in_npz: bool) -> Decoder:
-    """Return what turns a file, or an array's image, into the pixels ``[C, H, W]`` that evaluation sees."""
+def _decoder(trained: Trained, dataset: Any) -> Decode:
+    """Return what turns an image into the pixels ``[C, H, W]`` that evaluation sees."""
     if not isinstance(dataset, ImageDataset):
         raise ConfigError(
             f"the data set of this run, {trained.config['dataset']['_target_']}, does not say how an image file "
             "becomes what the network sees; derive it from gramgn.data.ImageDataset"
         )
-    size, channels = trained.run["dataset"]["image_size"], len(trained.scaling.pixel_mean)
-    if isinstance(dataset, Rotation):
-        return RotationDecoder(Path(), size, channels, dataset.resize, in_npz)
-    if type(dataset).decoder not in (ImageDataset.decoder, RetinaMNIST.decoder):
-        return dataset.decoder(size)
-    kind = NpzDecoder if in_npz else FileDecoder
-    return kind(Path(), size, channels, dataset.resize)
+    decoder = dataset.decoder(trained.run["dataset"]["image_size"])
+    channels = len(trained.scaling.pixel_mean)
+    return replace(decoder, channels=channels) if isinstance(decoder, Decoder) else decoder

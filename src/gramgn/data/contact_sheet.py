@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from gramgn.data._files import writing
-from gramgn.data._types import RegressionData
+from gramgn.data.types import RegressionData
 from gramgn.errors import DataError
+from gramgn.files import writing
+from gramgn.records import atomic_file
 
 SMALLEST_TILE, LARGEST_TILE = 64, 160  # pixels
 CAPTION, TITLE, GAP = 13, 22, 3  # pixels
@@ -22,8 +22,8 @@ SYNTHETIC_MARK = "SYNTHETIC "
 def contact_sheet(data: RegressionData, columns: int = 12, rows: int = 8) -> Image.Image:
     """Draw a page of samples from the smallest target (top left) to the largest, evenly spaced by rank.
 
-    Every tile carries its target and split, every page the name, the counts and the unit; a stand-in says
-    SYNTHETIC.
+    Every tile carries its target and split, every page the name, the counts and the unit; a synthetic set is
+    marked SYNTHETIC.
 
     Args:
         data: A prepared data set of images.
@@ -84,9 +84,8 @@ def save_contact_sheet(data: RegressionData, path: Path, columns: int = 12, rows
     page = contact_sheet(data, columns, rows)
     with writing(path.parent, "out"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with atomic_file(path) as temporary:
         page.save(temporary, "PNG")
-        temporary.replace(path)
 
 
 def _title(data: RegressionData) -> str:

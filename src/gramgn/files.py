@@ -1,10 +1,11 @@
-"""Writing that cannot be taken for whole when it is not: locks, flushed files, renames, full disks."""
+"""Files and folders that are whole once they have their name: locks, fsync, renames, full disks."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
+import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,39 +15,53 @@ from typing import IO
 from gramgn.errors import DataError
 from gramgn.progress import say
 
-try:
-    import fcntl
-except ImportError:  # pragma: no cover  # Windows has no flock; two processes are then not kept apart.
-    fcntl = None  # type: ignore[assignment]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs; wait, saying so, while another process holds it.
+def locked(path: Path, *, waiting: str) -> Iterator[None]:
+    """Hold an exclusive lock on a file while the block runs.
 
     The operating system releases the lock when the process ends, however it ends. The file stays.
+
+    Args:
+        path: The lock file; its folder must exist.
+        waiting: Shown once if another process holds the lock and this one has to wait.
+
+    Raises:
+        RuntimeError: A worker process is importing its parent's script, which has no main guard: waiting for a lock
+            that the parent holds would never end.
     """
-    with path.open("ab") as stream:
-        if fcntl is not None:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                what = path.name.removeprefix(".").removesuffix(".lock")
-                say(f"another process is preparing {what}; waiting for it")
-                fcntl.flock(stream, fcntl.LOCK_EX)
+    from filelock import FileLock, Timeout
+
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a worker process has run the script that started it; put the script's code under "
+            "if __name__ == '__main__'"
+        )
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        say(waiting)
+        lock.acquire()
+    try:
         yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
 def writing(folder: Path, option: str, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn what the operating system says while writing below ``folder`` into one DataError.
+    """Turn an OSError raised while writing below ``folder`` into one DataError.
 
     Args:
         folder: Where the block writes.
         option: Option that chooses the folder, for the message.
-        needed_bytes: Space that the block needs in all, for the message.
+        needed_bytes: Total space that the block needs, for the message.
+
+    Raises:
+        DataError: The disk is full or the folder cannot be written.
     """
     try:
         yield
@@ -57,33 +72,33 @@ def writing(folder: Path, option: str, needed_bytes: int = 0) -> Iterator[None]:
         raise DataError(
             f"cannot write to {error.filename or folder}: {error.strerror}{free}{needed}. "
             f"{'Free some space' if full else 'Make it writable'} or choose another folder with "
-            f"{option}=<folder>, then run again; nothing there passes for whole, and finished work is kept"
+            f"{option}=<folder>, then run again; nothing incomplete is left under a final name"
         ) from error
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of the disk that holds ``folder`` or its nearest parent that exists."""
+    """Return the free space of the disk that holds ``folder`` or its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def flush(stream: IO[bytes] | IO[str]) -> None:
-    """Push what was written to the disk itself."""
+    """Write a stream's content to the disk itself (fsync)."""
     stream.flush()
     os.fsync(stream.fileno())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, lines ending as given on every system, and flush it to the disk."""
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
+    """Write a UTF-8 file with its line ends unchanged on every system, and flush it to the disk."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
         stream.write(text)
         flush(stream)
 
 
 def flush_folder(folder: Path) -> None:
-    """Push a folder's list of names to the disk, where the system can."""
-    with contextlib.suppress(PermissionError):  # Windows opens no folders.
+    """Write a folder's list of names to the disk, where the system can."""
+    with contextlib.suppress(PermissionError):  # Windows cannot open folders.
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -92,7 +107,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Put the finished folder ``new`` in the place of ``target``; no part of it is ever under that name."""
+    """Put the finished folder ``new`` in the place of ``target``, which never holds a part of it."""
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     flush_folder(new)

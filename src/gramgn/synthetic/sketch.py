@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gramgn.data.synthetic._shapes import (
+from gramgn.synthetic.shapes import (
     Floats,
     Point,
     Window,

@@ -1,4 +1,4 @@
-"""Looking into raw folders: what is ignored, what is there, and whether it was drawn by this project."""
+"""Listing raw folders: what is ignored, what is there, and whether this project drew it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gramgn.errors import DataError
 
-MARKER = "synthetic.json"
+SYNTHETIC_MARKER = "synthetic.json"
 MARKER_LEVELS_UP = 3
 MARKER_LEVELS_DOWN = 2
 MAX_DEPTH = 8
@@ -16,24 +16,30 @@ IGNORED_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 def is_ignored(name: str) -> bool:
-    """Say whether a file or folder is the operating system's own: hidden, ``Thumbs.db`` and their like."""
+    """Return whether a file or folder belongs to the operating system: hidden ones, `Thumbs.db` and the like."""
     return name.startswith((".", "~$")) or name.lower() in IGNORED_NAMES
 
 
-def is_unicode(name: str) -> bool:
-    """Say whether a name can be written to a manifest; on Linux a file's name may be any bytes."""
-    return name.isprintable() or not any("\ud800" <= letter <= "\udfff" for letter in name)
-
-
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return a folder's entries sorted by name; empty where there is no such folder."""
+    """Return a folder's entries sorted by name; empty where there is no such folder.
+
+    Raises:
+        DataError: The folder cannot be listed, or a name in it is not text: on Linux it may be any bytes.
+    """
     if not folder.is_dir():
         return []
     try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
+        with os.scandir(folder) as scanned:
+            found = sorted(scanned, key=lambda entry: entry.name)
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror})") from error
+    for entry in found:
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError as error:
+            name = entry.name.encode("utf-8", "backslashreplace").decode()
+            raise DataError(f"{folder}: the name {name} is not valid Unicode; rename or remove it") from error
+    return found
 
 
 def folders(folder: Path) -> list[Path]:
@@ -42,14 +48,14 @@ def folders(folder: Path) -> list[Path]:
 
 
 def walk(root: Path, max_depth: int = MAX_DEPTH) -> Iterator[tuple[str, Path, bool]]:
-    """Walk all files below ``root``, links to folders included, each real folder once.
+    """Walk all files below `root`, links to folders included, each real folder once.
 
     Args:
         root: Where to begin.
         max_depth: Folders deeper than this are not entered.
 
     Yields:
-        Relative path with ``/``, the path, and whether the file, or a folder on the way to it, is to be
+        Relative path with `/`, the path, and whether the file, or a folder on the way to it, is to be
         ignored. An ignored folder is yielded once, as itself.
     """
     seen: set[tuple[int, int]] = set()
@@ -71,21 +77,21 @@ def walk(root: Path, max_depth: int = MAX_DEPTH) -> Iterator[tuple[str, Path, bo
 
 
 def find_marker(root: Path) -> Path | None:
-    """Return the marker file that stand-ins leave in their raw folder: at, above or below ``root``."""
+    """Return the marker file that drawing leaves in a raw folder: at, above or below `root`."""
     for folder in [root, *root.parents[:MARKER_LEVELS_UP]]:
-        if (folder / MARKER).is_file():
-            return folder / MARKER
+        if (folder / SYNTHETIC_MARKER).is_file():
+            return folder / SYNTHETIC_MARKER
     level = [root]
     for _ in range(MARKER_LEVELS_DOWN):
         level = [inner for folder in level for inner in folders(folder)]
         for folder in level:
-            if (folder / MARKER).is_file():
-                return folder / MARKER
+            if (folder / SYNTHETIC_MARKER).is_file():
+                return folder / SYNTHETIC_MARKER
     return None
 
 
 def describe_folder(folder: Path) -> str:
-    """Say in one line what is in a folder, for messages."""
+    """Describe the content of a folder in one line, for messages."""
     if not folder.exists():
         return "nothing: there is no such folder"
     if not folder.is_dir():

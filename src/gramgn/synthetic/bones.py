@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gramgn.data.synthetic._anatomy import (
+from gramgn.synthetic.anatomy import (
     CARPALS,
     FOREARM,
     GROWTH,
@@ -18,7 +18,7 @@ from gramgn.data.synthetic._anatomy import (
     Growth,
     Ray,
 )
-from gramgn.data.synthetic._shapes import (
+from gramgn.synthetic.shapes import (
     Floats,
     Point,
     axes,

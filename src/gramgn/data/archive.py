@@ -1,4 +1,4 @@
-"""AFAD straight from its archive parts: verified one by one, joined while unpacking, and unpacked safely."""
+"""AFAD from its archive parts: verified one by one, joined while unpacking, and unpacked safely."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import lzma
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gramgn.data._files import flush_folder, writing
 from gramgn.errors import ConfigError, DataError
+from gramgn.files import flush_folder, writing
 from gramgn.progress import say, track
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 PARTS_OF = {"lite": "AFAD-Lite.tar.xz", "full": "AFAD-Full.tar.xz"}
 NUM_IMAGES = {"lite": 59_344, "full": 165_501}
-MAX_ENTRY_BYTES = 64 * 2**20
 BLOCK_BYTES = 2**20
 
 
@@ -30,21 +28,21 @@ def unpack_afad(
 ) -> Path:
     """Verify AFAD's archive parts against their published hashes and unpack them.
 
-    The parts are read one after the other as one stream: no joined copy is written. Unpacked is a folder
-    beside the target's name that is renamed when it is complete; after an interruption run it again.
+    The parts are read one after the other as one stream: no joined copy is written. They are unpacked
+    into a folder next to the target, which is renamed when it is complete; after an interruption run it again.
 
     Args:
-        archive: Folder with ``AFAD-Lite.tar.xzaa``, ``...xzab`` and so on.
+        archive: Folder with `AFAD-Lite.tar.xzaa`, `...xzab` and so on.
         target: Folder to unpack into, the data set's root.
-        checksums: File with one line ``<git blob id> <name of the part>`` for each part.
-        variant: ``"lite"`` or ``"full"``.
+        checksums: File with one line `<git blob id> <name of the part>` for each part.
+        variant: `"lite"` or `"full"`.
 
     Returns:
         The target.
 
     Raises:
-        DataError: A part is missing or differs from its hash; an entry that is no plain file or folder, or
-            that would leave the target; a full disk.
+        DataError: A part is missing or differs from its hash; an entry that is a device, or that would leave the
+            target; a full disk.
     """
     if variant not in PARTS_OF:
         raise ConfigError(f"variant={variant}: allowed are {', '.join(PARTS_OF)}")
@@ -143,7 +141,7 @@ class _Joined(io.RawIOBase):
 
 
 def _unpack(parts: list[Path], folder: Path, expected: int) -> int:
-    """Unpack all entries into ``folder`` and return the number of files."""
+    """Unpack all entries into `folder` and return the number of files."""
     num_files = 0
     try:
         with (
@@ -151,43 +149,13 @@ def _unpack(parts: list[Path], folder: Path, expected: int) -> int:
             lzma.open(joined) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
-            for entry in track(_entries(tar), total=expected, label="unpacking", unit="files"):
-                path = folder / _safe_name(entry)
-                if entry.isdir():
-                    path.mkdir(parents=True, exist_ok=True)
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                content = tar.extractfile(entry)
-                assert content is not None
-                with path.open("wb") as stream:
-                    shutil.copyfileobj(content, stream)
-                num_files += 1
+            for entry in track(tar, total=expected, label="unpacking", unit="files"):
+                tar.extract(entry, folder, filter="data")
+                num_files += entry.isreg()
+    except tarfile.FilterError as error:
+        raise DataError(f"the archive's entry {error}; nothing of the archive is used") from error
     except (lzma.LZMAError, tarfile.TarError, EOFError) as error:
         raise DataError(
             f"the archive parts {parts[0].name}, ... do not unpack: {error or 'unexpected end'}"
         ) from error
     return num_files
-
-
-def _entries(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    yield from tar
-
-
-def _safe_name(entry: tarfile.TarInfo) -> PurePosixPath:
-    """Return the entry's relative path; raise DataError unless it is a file or folder below the target."""
-    path = PurePosixPath(entry.name)
-    leaves = (
-        path.is_absolute()
-        or ".." in path.parts
-        or "\\" in entry.name
-        or ":" in entry.name
-        or "\0" in entry.name
-    )
-    if leaves or not (entry.isreg() or entry.isdir()):
-        what = "would leave the target folder" if leaves else "is a link or a device"
-        raise DataError(f"the archive's entry {entry.name!r} {what}; nothing of the archive is used")
-    if entry.size > MAX_ENTRY_BYTES:
-        raise DataError(
-            f"the archive's entry {entry.name!r} has {entry.size} bytes, more than a photo can have"
-        )
-    return path

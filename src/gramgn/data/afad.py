@@ -1,4 +1,4 @@
-"""The Asian Face Age Dataset: ``<age>/<111 male|112 female>/<person>-<k>.jpg`` (Niu et al., CVPR 2016)."""
+"""The Asian Face Age Dataset: `<age>/<111 male|112 female>/<person>-<k>.jpg` (Niu et al., CVPR 2016)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
-from gramgn.data import _check
-from gramgn.data._dataset import ImageDataset
-from gramgn.data._scan import entries, folders, is_ignored, is_unicode
-from gramgn.data._types import DatasetOptions, Index, Item, Unused
-from gramgn.errors import DataError
+from gramgn.data.dataset import ImageDataset
+from gramgn.data.scan import entries, folders, is_ignored
+from gramgn.data.types import DatasetOptions, Index, Item, Unused
+from gramgn.errors import DataError, checked_choice, checked_whole
 
 VARIANTS = {"lite": "AFAD-Lite", "full": "AFAD-Full"}
 LITE_AGES = (18, 39)
@@ -29,17 +28,17 @@ class AFAD(ImageDataset):
 
     Args:
         root: Folder with the age folders, or one or two levels above them.
-        variant: ``"lite"`` or ``"full"``.
-        max_age: Leave out older faces; no bound if None. 40 gives the range that is usual for AFAD-Full.
+        variant: `"lite"` or `"full"`.
+        max_age: Leave out older faces; no bound if None. 40 gives the usual range of AFAD-Full.
         options: See `ImageDataset`.
 
     Raises:
-        ConfigError: An option or a value that is not known.
+        ConfigError: An unknown option, or a value that is not allowed.
     """
 
     unit: ClassVar[str] = "years"
     natural_channels: ClassVar[int] = 3
-    stand_in: ClassVar[str] = "afad_synthetic"
+    substitute: ClassVar[str] = "afad_synthetic"
     layout: ClassVar[str] = "AFAD-Lite/<age 18 to 39>/<111 male | 112 female>/<person>-<k>.jpg"
     source: ClassVar[str] = (
         "https://afad-dataset.github.io (academic research only); downloaded archive parts are unpacked by "
@@ -56,15 +55,15 @@ class AFAD(ImageDataset):
     ) -> None:
         options.setdefault("name", "afad")
         super().__init__(root, **options)
-        self.variant = _check.choice("variant", variant, tuple(VARIANTS))
-        self.max_age = None if max_age is None else _check.integer("max_age", max_age, minimum=1)
+        self.variant = checked_choice("dataset.variant", variant, tuple(VARIANTS))
+        self.max_age = None if max_age is None else checked_whole("dataset.max_age", max_age, minimum=1)
 
     def settings(self) -> dict[str, Any]:
         """Return the options that decide which faces are used."""
         return {"variant": self.variant, "max_age": self.max_age}
 
     def has_raw(self) -> bool:
-        """Say whether age folders with at least one photo are at or below ``root``."""
+        """Return whether age folders with at least one photo are at or below `root`."""
         return any(self._has_photo(folder) for folder in self._age_roots())
 
     def index(self) -> Index:
@@ -109,7 +108,7 @@ class AFAD(ImageDataset):
             photo = _PHOTO.fullmatch(entry.name)
             if is_ignored(entry.name):
                 yield Unused(name, "system or hidden file")
-            elif photo and is_unicode(entry.name) and entry.is_file():
+            elif photo and entry.is_file():
                 yield Item(key=name, path=name, target=float(age), group=photo[1], sex=sex)
             else:
                 yield Unused(name, "name is not <person>-<k>.jpg")

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data._dataset import ImageDataset
-from gramgn.data._npz import NpzDecoder, image_arrays, item_path, read_npz
-from gramgn.data._types import SPLITS, DatasetOptions, Index, Item
+from gramgn.data.dataset import ImageDataset
+from gramgn.data.decode import array_path, image_arrays, read_npz
+from gramgn.data.types import SPLITS, DatasetOptions, Index, Item
 from gramgn.errors import DataError
 
 FILE = "retinamnist.npz"
@@ -26,11 +26,11 @@ class RetinaMNIST(ImageDataset):
     nothing.
 
     Args:
-        root: Folder with ``retinamnist.npz``, or that file.
+        root: Folder with `retinamnist.npz`, or that file.
         options: See `ImageDataset`.
 
     Raises:
-        ConfigError: An option or a value that is not known.
+        ConfigError: An unknown option, or a value that is not allowed.
     """
 
     unit: ClassVar[str] = "grade"
@@ -55,12 +55,8 @@ class RetinaMNIST(ImageDataset):
         return NATIVE_SIZE
 
     def has_raw(self) -> bool:
-        """Say whether the file is there."""
+        """Return whether the file is there."""
         return (self.root / self._file).is_file()
-
-    def decoder(self, size: int) -> NpzDecoder:
-        """Return what takes images from the file."""
-        return NpzDecoder(self.root, size, self.stored_channels, self.resize)
 
     def index(self) -> Index:
         """List the images of the three published splits.
@@ -76,7 +72,7 @@ class RetinaMNIST(ImageDataset):
             if name not in images or len(images[name]) != len(labels):
                 raise DataError(f"{path}: {name} and {split}_labels must be there and equally long")
             items += [
-                Item(f"{split}-{i:05d}", item_path(self._file, name, i), float(grade), official=split)
+                Item(f"{split}-{i:05d}", array_path(self._file, name, i), float(grade), official=split)
                 for i, grade in enumerate(labels)
             ]
         md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()

@@ -1,4 +1,4 @@
-"""The files of a stand-in: pictures, label tables, and the strays that the real sets are found with."""
+"""The files of a synthetic set: pictures, label tables, and the stray files that come with the real sets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from gramgn.data.synthetic._face import draw_face, make_person
-from gramgn.data.synthetic._hand import draw_hand
-from gramgn.data.synthetic._people import (
+from gramgn.synthetic.faces import draw_face, make_person
+from gramgn.synthetic.hands import draw_hand
+from gramgn.synthetic.people import (
     HAND_IMAGE,
     HAND_ROWS,
     PERSON_FACE,
@@ -24,7 +24,7 @@ from gramgn.data.synthetic._people import (
     hands,
     stream,
 )
-from gramgn.data.synthetic._store import Recipe
+from gramgn.synthetic.store import Recipe
 
 JPEG_QUALITY = (85, 95)
 HAND_BYTES, FACE_BYTES = 21_000, 7_000  # typical sizes of a file
@@ -35,13 +35,13 @@ _DS_STORE = b"\x00\x00\x00\x01Bud1" + bytes(56)
 
 
 def hand_recipe(num_images: int, seed: int, reader_sd: float, marker: dict[str, Any]) -> Recipe[HandCase]:
-    """Return what the stand-in for RSNA Bone Age consists of, in the layout of its Kaggle distribution.
+    """Return the content of the synthetic RSNA Bone Age set, in the layout of its Kaggle distribution.
 
     Args:
-        num_images: How many radiographs.
+        num_images: Number of radiographs.
         seed: Seed of the set.
-        reader_sd: See `gramgn.data.synthetic._people.hands`.
-        marker: Content of ``synthetic.json``.
+        reader_sd: See `hands`.
+        marker: Content of `synthetic.json`.
     """
     cases = hands(num_images, seed, reader_sd)
     order = stream(seed, HAND_ROWS, 0).permutation(num_images)
@@ -57,13 +57,13 @@ def hand_recipe(num_images: int, seed: int, reader_sd: float, marker: dict[str, 
 def face_recipe(
     num_images: int, seed: int, apparent_age_sd: float, marker: dict[str, Any]
 ) -> Recipe[FaceCase]:
-    """Return what the stand-in for AFAD-Lite consists of.
+    """Return the content of the synthetic AFAD-Lite set.
 
     Args:
-        num_images: How many photos.
+        num_images: Number of photos.
         seed: Seed of the set.
-        apparent_age_sd: See `gramgn.data.synthetic._people.faces`.
-        marker: Content of ``synthetic.json``.
+        apparent_age_sd: See `faces`.
+        marker: Content of `synthetic.json`.
     """
     cases = faces(num_images, seed, apparent_age_sd)
     names = sorted(case.path.removeprefix("AFAD-Lite/") for case in cases)

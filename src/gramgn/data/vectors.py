@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data._types import RegressionData
+from gramgn.data.types import RegressionData
 from gramgn.errors import ConfigError
 
 FORMAT = 1
@@ -20,9 +20,9 @@ DECIMALS = 6
 
 
 class VectorDataset(ABC):
-    """Vectors ``[N, dim]`` in the unit ball with one real target each.
+    """Vectors `[N, dim]` in the unit ball with one real target each.
 
-    A subclass sets ``name`` and ``dim`` and makes the samples.
+    A subclass sets `name` and `dim` and makes the samples.
 
     Attributes:
         name: Name used in records and figures.
@@ -30,7 +30,7 @@ class VectorDataset(ABC):
     """
 
     kind: ClassVar[str]
-    """``"real"`` or ``"synthetic"``."""
+    """`"real"` or `"synthetic"`."""
     unit: ClassVar[str]
     """Unit of the targets."""
     name: str
@@ -38,7 +38,7 @@ class VectorDataset(ABC):
 
     @abstractmethod
     def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_], NDArray[np.str_]]:
-        """Return vectors ``[N, dim]``, targets ``[N]``, splits ``[N]`` and keys ``[N]``."""
+        """Return vectors `[N, dim]`, targets `[N]`, splits `[N]` and keys `[N]`."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class VectorDataset(ABC):
         return (self.dim,)
 
     def prepare(self, image_size: int) -> Path:
-        """Refuse: there is nothing to prepare.
+        """Reject: there is nothing to prepare.
 
         Raises:
             ConfigError: Always.
@@ -63,7 +63,7 @@ class VectorDataset(ABC):
         )
 
     def load(self, image_size: int) -> RegressionData:
-        """Return the samples; ``image_size`` has no meaning here."""
+        """Return the samples; `image_size` has no meaning here."""
         vectors, targets, split, keys = self.samples()
         counts = {name: int((split == name).sum()) for name in ("train", "val", "test")}
         return RegressionData(

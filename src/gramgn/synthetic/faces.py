@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data.synthetic._shapes import (
+from gramgn.synthetic.shapes import (
     coverage,
     ellipse_distance,
     soft_noise,
     to_bytes,
     whole,
 )
-from gramgn.data.synthetic._sketch import Colour, Sketch
+from gramgn.synthetic.sketch import Colour, Sketch
 
 SIDE = (60, 200)  # pixels, both included
 YOUNGEST, OLDEST = 18, 39

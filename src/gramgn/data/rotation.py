@@ -5,22 +5,19 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from gramgn.data import _check
-from gramgn.data._dataset import ImageDataset
-from gramgn.data._decode import open_image, read_bytes, to_array, to_channels, to_square
-from gramgn.data._npz import image_arrays, image_at, item_path
-from gramgn.data._scan import is_unicode, walk
-from gramgn.data._types import DatasetOptions, Decoded, Index, Item, Unused
-from gramgn.errors import DataError
+from gramgn.data.dataset import ImageDataset
+from gramgn.data.decode import IMAGE_SUFFIXES, Decoder, array_path, image_arrays, to_array, to_square
+from gramgn.data.scan import walk
+from gramgn.data.types import DatasetOptions, Index, Item, Unused
+from gramgn.errors import DataError, checked_number, checked_whole
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 MAX_LOOKED_AT = 20_000
 WORK_SCALE = 4
 RIM = 1.5
@@ -28,25 +25,25 @@ RIM = 1.5
 
 
 class Rotation(ImageDataset):
-    """Images turned by an angle drawn uniformly from ``[-max_angle, max_angle]`` degrees, the target.
+    """Images turned by an angle drawn uniformly from `[-max_angle, max_angle]` degrees, the target.
 
     Counter-clockwise is positive. Pixels outside the inscribed disk are black, else the corners of the turned
-    square would give the angle away. The angle depends on ``angle_seed`` and the image's key only.
+    square would reveal the angle. The angle depends on `angle_seed` and the image's key only.
 
     Args:
-        root: Folder of images (searched at any depth), an ``.npz`` file with arrays ``*images``, or a folder
+        root: Folder of images (searched at any depth), an `.npz` file with arrays `*images`, or a folder
             with one such file.
         max_angle: Largest angle in degrees, above 0 and at most 180.
         angle_seed: Seed of the angles.
         options: See `ImageDataset`.
 
     Raises:
-        ConfigError: An option or a value that is not known.
+        ConfigError: An unknown option, or a value that is not allowed.
     """
 
     unit: ClassVar[str] = "degrees"
     layout: ClassVar[str] = (
-        f"images ({', '.join(SUFFIXES)}) at any depth, or one .npz file with arrays *images"
+        f"images ({', '.join(IMAGE_SUFFIXES)}) at any depth, or one .npz file with arrays *images"
     )
     source: ClassVar[str] = "any images of your own; no labels are needed"
 
@@ -60,8 +57,8 @@ class Rotation(ImageDataset):
     ) -> None:
         options.setdefault("name", "rotation")
         super().__init__(root, **options)
-        self.max_angle = _check.number("max_angle", max_angle, minimum=0.1, maximum=180.0)
-        self.angle_seed = _check.integer("angle_seed", angle_seed)
+        self.max_angle = checked_number("dataset.max_angle", max_angle, minimum=0.1, maximum=180.0)
+        self.angle_seed = checked_whole("dataset.angle_seed", angle_seed)
         self._file = ""
         if self.root.suffix.lower() == ".npz":
             self.root, self._file = self.root.parent, self.root.name
@@ -80,13 +77,13 @@ class Rotation(ImageDataset):
         return self.channels
 
     def has_raw(self) -> bool:
-        """Say whether an image or the npz file is there."""
+        """Return whether an image or the npz file is there."""
         file = self._npz()
         return (self.root / file).is_file() if file else any(True for _ in self._images(MAX_LOOKED_AT))
 
     def decoder(self, size: int) -> RotationDecoder:
         """Return what turns an image by its target."""
-        return RotationDecoder(self.root, size, self.stored_channels, self.resize, bool(self._npz()))
+        return RotationDecoder(self.root, size, self.stored_channels, self.resize)
 
     def index(self) -> Index:
         """List the images and draw their angles.
@@ -98,7 +95,7 @@ class Rotation(ImageDataset):
         if file:
             found = image_arrays(self.root / file)
             paths = {
-                f"{name}-{i:06d}": item_path(file, name, i)
+                f"{name}-{i:06d}": array_path(file, name, i)
                 for name, array in found.items()
                 for i in range(len(array))
             }
@@ -115,25 +112,19 @@ class Rotation(ImageDataset):
         for number, (relative, path, ignored) in enumerate(walk(self.root)):
             if max_looked_at is not None and number >= max_looked_at:
                 return
-            reason = (
-                "system or hidden file"
-                if ignored
-                else ""
-                if is_unicode(relative)
-                else "name is not valid Unicode"
-            )
-            if not reason and path.suffix.lower() in SUFFIXES:
+            if not ignored and path.suffix.lower() in IMAGE_SUFFIXES:
                 yield relative
             elif unused is not None:
-                unused.append(Unused(relative, reason or "not an image by its name"))
+                reason = "system or hidden file" if ignored else "not an image by its name"
+                unused.append(Unused(relative, reason))
 
     def _npz(self) -> str:
-        """Return the npz file's name: the one given, or the only one in a folder without images beside it."""
+        """Return the npz file's name: the one given, or the only one in a folder without images next to it."""
         if self._file or not self.root.is_dir():
             return self._file
         names = [path.name for path in sorted(self.root.iterdir()) if path.is_file()]
         files = [name for name in names if name.lower().endswith(".npz")]
-        if any(name.lower().endswith(SUFFIXES) for name in names) or not files:
+        if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names) or not files:
             return ""
         if len(files) > 1:
             raise DataError(
@@ -147,45 +138,19 @@ class Rotation(ImageDataset):
         return round((2.0 * share - 1.0) * self.max_angle, 6)
 
 
-@dataclass(frozen=True)
-class RotationDecoder:
-    """Turns images by their target and masks them to the inscribed disk.
+class RotationDecoder(Decoder):
+    """Turns images by their target and masks them to the inscribed disk."""
 
-    Attributes:
-        root: Folder that item paths are relative to.
-        size: Side of the result in pixels.
-        channels: 1 or 3.
-        resize: ``"stretch"``, ``"pad"`` or ``"crop"``, how the image is made square before it is turned.
-        in_process: True for an npz file.
-    """
-
-    root: Path
-    size: int
-    channels: int
-    resize: str
-    in_process: bool
-
-    def __call__(self, item: Item) -> Decoded:
-        """Decode, make square, turn, scale down, mask."""
-        if self.in_process:
-            image, raw = image_at(self.root, item.path)
-            mode, note = image.mode, ""
-        else:
-            raw = read_bytes(self.root / item.path)
-            image, mode, note = open_image(self.root / item.path, raw)
-        width, height = image.size
+    def square(self, image: Image.Image, item: Item) -> tuple[NDArray[np.uint8], str]:
+        """Make the image square, turn it, scale it down, mask it."""
         # Turned at a higher resolution: turning at the final one would blur more the larger the angle.
-        side = max(self.size, min(min(width, height), WORK_SCALE * self.size))
-        square = to_square(to_channels(image, self.channels), side, self.resize)
-        turned = square.rotate(item.target, Image.Resampling.BILINEAR)
+        side = max(self.size, min(min(image.size), WORK_SCALE * self.size))
+        turned = to_square(image, side, self.resize).rotate(item.target, Image.Resampling.BILINEAR)
         pixels = to_array(to_square(turned, self.size, "stretch"))
-        done = "; ".join(
-            part for part in (note, f"turned by {item.target:g} degrees, masked to the disk") if part
-        )
-        return Decoded(pixels * disk(self.size), hashlib.sha256(raw).hexdigest(), width, height, mode, done)
+        return pixels * disk(self.size), f"turned by {item.target:g} degrees, masked to the disk"
 
 
-def disk(size: int) -> np.ndarray:
-    """Return the mask ``[size, size]`` of uint8: 1 inside the inscribed disk less its rim, else 0."""
+def disk(size: int) -> NDArray[np.uint8]:
+    """Return the mask `[size, size]` of uint8: 1 inside the inscribed disk less its rim, else 0."""
     offset = np.arange(size) - (size - 1) / 2
     return (np.hypot(offset[:, None], offset[None, :]) <= size / 2 - RIM).astype(np.uint8)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data.synthetic._anatomy import RAYS
-from gramgn.data.synthetic._bones import Hand, draw_bones, joints
-from gramgn.data.synthetic._shapes import (
+from gramgn.synthetic.anatomy import RAYS
+from gramgn.synthetic.bones import Hand, draw_bones, joints
+from gramgn.synthetic.shapes import (
     Floats,
     Point,
     axes,

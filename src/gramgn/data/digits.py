@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data import _check
-from gramgn.data._split import split_samples
-from gramgn.data._vectors import VectorDataset
-from gramgn.errors import DataError
+from gramgn.data.dataset import checked_name, limited_rows
+from gramgn.data.split import split_samples
+from gramgn.data.vectors import VectorDataset
+from gramgn.errors import DataError, checked_choice, checked_whole
 
 NUM_IMAGES = 1797
 NUM_PIXELS = 64
@@ -28,8 +28,8 @@ class Digits(VectorDataset):
 
     Args:
         dim: 64; the data have no other.
-        limit: Use this many images only, chosen by hash; all if None.
-        split_seed: Seed of the split rule, 80/10/10 (see ``data/README.md``).
+        limit: Use at most this number of images, chosen by hash; all if None.
+        split_seed: Seed of the split rule, 80/10/10 (see `data/README.md`).
         name: Name used in records and figures.
 
     Raises:
@@ -42,10 +42,10 @@ class Digits(VectorDataset):
     def __init__(
         self, *, dim: int = NUM_PIXELS, limit: int | None = None, split_seed: int = 0, name: str = "digits"
     ) -> None:
-        self.dim = _check.choice("dim", dim, (NUM_PIXELS,))
-        self.limit = None if limit is None else _check.integer("dataset.limit", limit, minimum=1)
-        self.split_seed = _check.integer("dataset.split_seed", split_seed)
-        self.name = _check.name(name)
+        self.dim = checked_choice("dataset.dim", dim, (NUM_PIXELS,))
+        self.limit = None if limit is None else checked_whole("dataset.limit", limit, minimum=1)
+        self.split_seed = checked_whole("dataset.split_seed", split_seed)
+        self.name = checked_name(name)
 
     def settings(self) -> dict[str, Any]:
         """Return all options but the name."""
@@ -72,17 +72,12 @@ class Digits(VectorDataset):
         if pixels.shape != (NUM_IMAGES, self.dim) or not 0 <= pixels.min() <= pixels.max() <= GREY_LEVELS:
             raise DataError(
                 f"dataset {self.name}: scikit-learn's digits are not the {NUM_IMAGES} images of 64 pixels from 0 "
-                f"to {GREY_LEVELS} that are expected; found {list(pixels.shape)}. Install scikit-learn anew"
+                f"to {GREY_LEVELS} that are expected; found {list(pixels.shape)}. Reinstall scikit-learn"
             )
         x = pixels / np.linalg.norm(pixels, axis=1).max()
         keys = [f"{i:04d}" for i in range(NUM_IMAGES)]
         hashes = [hashlib.sha256(row.astype(np.uint8).tobytes()).hexdigest() for row in pixels]
         none = [""] * NUM_IMAGES
         split = np.array(split_samples(keys, none, hashes, none, self.split_seed))
-        kept = self._kept(keys)
+        kept = limited_rows(np.array(keys), self.limit, self.split_seed)
         return x[kept], labels.astype(np.float64)[kept], split[kept], np.array(keys)[kept]
-
-    def _kept(self, keys: list[str]) -> NDArray[np.intp]:
-        """Return the rows kept under ``limit``, ascending, by the rule of the image data sets."""
-        ranks = [hashlib.sha256(f"limit:{self.split_seed}:{key}".encode()).hexdigest() for key in keys]
-        return np.sort(np.argsort(np.array(ranks), kind="stable")[: self.limit])

@@ -1,4 +1,4 @@
-"""Who is in a stand-in: labels, sexes, ids and file names, before anything is drawn.
+"""The people of a synthetic set: labels, sexes, ids and file names, before anything is drawn.
 
 Everything follows from a seed and a running number by numpy's SeedSequence. Nothing depends on how many
 others are drawn, in which order or by how many processes: a larger set begins with the smaller one of the
@@ -44,7 +44,7 @@ class HandCase:
 
     Attributes:
         index: Running number from 0.
-        path: File relative to the stand-in's root.
+        path: File relative to the root of the set.
         number: The id in the label table.
         age: Bone age drawn, in months.
         label: Bone age as read by the reader, in whole months: ``age`` plus the reader's error.
@@ -65,7 +65,7 @@ class FaceCase:
 
     Attributes:
         index: Running number from 0.
-        path: File relative to the stand-in's root.
+        path: File relative to the root of the set.
         person: Running number of the person.
         age: The label in years.
         apparent_age: What is drawn, in years: ``age`` plus the person's own offset.

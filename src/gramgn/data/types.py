@@ -13,21 +13,21 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class RegressionData:
-    """A prepared data set: ``N`` samples in memory or memory-mapped, with one real target each.
+    """A prepared data set: `N` samples in memory or memory-mapped, with one real target each.
 
     Attributes:
-        name: Name of the data set, e.g. ``"rsna"``.
-        kind: ``"real"`` or ``"synthetic"``; synthetic figures may never pass as those of a real data set.
-        unit: Unit of the targets: ``"years"``, ``"months"``, ``"degrees"``, ``"grade"``, ``"digit"``,
-            or ``"1"`` for a plain number.
-        images: uint8 ``[N, C, H, W]`` as stored (``C`` is 1 for grey), a read-only memory map,
-            or an array in memory where ``limit`` chose some.
-            Vector data, and classes of a user's own, hand over floating-point features ``[N, ...]`` instead.
-        targets: float64 ``[N]`` in ``unit``.
-        split: ``[N]`` of ``"train"``, ``"val"`` or ``"test"``.
-        keys: ``[N]`` stable names of the samples, the manifest's key.
+        name: Name of the data set, e.g. `"rsna"`.
+        kind: `"real"` or `"synthetic"`; synthetic figures may never pass as those of a real data set.
+        unit: Unit of the targets: `"years"`, `"months"`, `"degrees"`, `"grade"`, `"digit"`,
+            or `"1"` for a plain number.
+        images: uint8 `[N, C, H, W]` as stored (`C` is 1 for grey), a read-only memory map,
+            or an array in memory where `limit` chose some.
+            Vector data, and classes of a user's own, hand over floating-point features `[N, ...]` instead.
+        targets: float64 `[N]` in `unit`.
+        split: `[N]` of `"train"`, `"val"` or `"test"`.
+        keys: `[N]` stable names of the samples, the manifest's key.
         channels: Channels that the network sees; grey is repeated to it on the device.
-        manifest_sha256: Identity of samples, targets and split (see ``data/README.md``).
+        manifest_sha256: Identity of samples, targets and split (see `data/README.md`).
         summary: Plain JSON values: counts, what was left out, how images were resized.
     """
 
@@ -49,11 +49,11 @@ class Item:
 
     Attributes:
         key: Stable name, the same on every machine: AFAD's relative path, RSNA's id.
-        path: Where the image is: relative to the root with ``/``, or ``file.npz#array/index``.
+        path: Where the image is: relative to the root with `/`, or `file.npz#array/index`.
         target: The number to be predicted.
         group: Samples of one group (a person) stay on one side of the split; empty if there is none.
-        sex: ``"M"``, ``"F"`` or empty.
-        official: Published split that is binding (``"train"``, ``"val"``, ``"test"``), or empty.
+        sex: `"M"`, `"F"` or empty.
+        official: Published split that is binding (`"train"`, `"val"`, `"test"`), or empty.
     """
 
     key: str
@@ -75,10 +75,6 @@ class Unused:
 
     path: str
     reason: str
-
-    def __post_init__(self) -> None:
-        # On Linux a file's name may be any bytes, which UTF-8 cannot hold: those are kept as escapes.
-        object.__setattr__(self, "path", self.path.encode("utf-8", "backslashreplace").decode())
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,7 @@ class Decoded:
     """One decoded sample.
 
     Attributes:
-        pixels: uint8 ``[C, H, W]``.
+        pixels: uint8 `[C, H, W]`.
         sha256: Hash of the raw bytes: equal bytes never cross a split.
         width: Width of the original in pixels, upright.
         height: Height of the original in pixels, upright.

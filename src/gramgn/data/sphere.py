@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data import _check
-from gramgn.data._vectors import VectorDataset
+from gramgn.data.dataset import checked_name
+from gramgn.data.vectors import VectorDataset
+from gramgn.errors import checked_choice, checked_whole
 
 TARGETS = ("wave", "random")
 
@@ -22,8 +23,8 @@ class Sphere(VectorDataset):
         num_points: n, the points trained on. The same seed gives the same first points whatever n is.
         num_val: Points for validation, drawn apart from those.
         num_test: Points for testing, drawn apart from those.
-        targets: ``"wave"``: y = sin(2 sqrt(d) <v, x>) with a unit vector v drawn from the seed, which a network can
-            learn. ``"random"``: y uniform on [-1, 1] whatever x is, which it can only memorise.
+        targets: `"wave"`: y = sin(2 sqrt(d) <v, x>) with a unit vector v drawn from the seed, which a network can
+            learn. `"random"`: y uniform on [-1, 1] whatever x is, which it can only memorise.
         seed: Of points and targets; the run's own seed is that of the weights.
         name: Name used in records and figures.
 
@@ -45,13 +46,13 @@ class Sphere(VectorDataset):
         seed: int = 0,
         name: str = "sphere",
     ) -> None:
-        self.dim = _check.integer("dataset.dim", dim, minimum=2)
-        self.num_points = _check.integer("dataset.num_points", num_points, minimum=1)
-        self.num_val = _check.integer("dataset.num_val", num_val, minimum=1)
-        self.num_test = _check.integer("dataset.num_test", num_test, minimum=1)
-        self.targets = _check.choice("targets", targets, TARGETS)
-        self.seed = _check.integer("dataset.seed", seed)
-        self.name = _check.name(name)
+        self.dim = checked_whole("dataset.dim", dim, minimum=2)
+        self.num_points = checked_whole("dataset.num_points", num_points, minimum=1)
+        self.num_val = checked_whole("dataset.num_val", num_val, minimum=1)
+        self.num_test = checked_whole("dataset.num_test", num_test, minimum=1)
+        self.targets = checked_choice("dataset.targets", targets, TARGETS)
+        self.seed = checked_whole("dataset.seed", seed)
+        self.name = checked_name(name)
 
     def settings(self) -> dict[str, Any]:
         """Return all options but the name."""

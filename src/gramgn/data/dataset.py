@@ -1,0 +1,290 @@
+"""The base of all image data sets: options, the order of work, and what a layout provides."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gramgn.data.decode import RESIZE_MODES, Decode, Decoder
+from gramgn.data.prepare import prepare_set
+from gramgn.data.prepared import open_prepared
+from gramgn.data.scan import describe_folder, find_marker
+from gramgn.data.types import Index, RegressionData
+from gramgn.errors import ConfigError, DataError, checked_choice, checked_whole, nearest
+from gramgn.progress import say
+
+FORMAT = 1
+BAD_IMAGE_POLICIES = ("error", "skip")
+MIN_SIZE, MAX_SIZE = 4, 2048
+
+
+class ImageDataset(ABC):
+    """Images in a raw folder, one real target each, prepared once into one uint8 array.
+
+    A subclass knows one on-disk layout: where things are (`index`), and what to show somebody who has no data
+    yet (`layout`, `source`). Everything else, from decoding to splits, is shared.
+
+    Args:
+        root: Folder of the raw data.
+        name: Name used in folders, records and figures.
+        prepared_root: Folder in which prepared sets are kept.
+        channels: Channels that the network sees, 1 or 3 (the default). As few as hold the data are stored.
+        resize: `"stretch"` (the default) ignores the aspect ratio, `"pad"` keeps it with black bars, `"crop"` cuts
+            the central square.
+        split_seed: Seed of the split rule.
+        on_bad_image: `"error"` (the default) fails when a file cannot be decoded, `"skip"` leaves it out
+            and records it.
+        limit: Use at most this number of samples, chosen by hash; all if None.
+        workers: Number of processes that prepare; all cores if None.
+
+    Raises:
+        ConfigError: An unknown option, or a value that is not allowed.
+    """
+
+    unit: ClassVar[str]
+    """Unit of the targets."""
+    layout: ClassVar[str]
+    """The layout expected under `root`, for messages."""
+    source: ClassVar[str]
+    """Where to get the data and on which terms, for messages."""
+    substitute: ClassVar[str] = "rsna_synthetic"
+    """Synthetic data set that can be used meanwhile, for messages."""
+    natural_channels: ClassVar[int] = 3
+    """Channels that the originals have."""
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        name: str,
+        prepared_root: str | Path = "data/prepared",
+        channels: int = 3,
+        resize: str = "stretch",
+        split_seed: int = 0,
+        on_bad_image: str = "error",
+        limit: int | None = None,
+        workers: int | None = None,
+        **unknown: object,
+    ) -> None:
+        for key in unknown:
+            allowed = self.option_names()
+            raise ConfigError(
+                f"dataset {name}: unknown option '{key}'{nearest(key, allowed)}. "
+                f"Options are: {', '.join(allowed)}"
+            )
+        self.root = _absolute("dataset.root", root)
+        self.prepared_root = _absolute("dataset.prepared_root", prepared_root)
+        self.name = checked_name(name)
+        self.channels = checked_choice("dataset.channels", channels, (1, 3))
+        self.resize = checked_choice("dataset.resize", resize, RESIZE_MODES)
+        self.split_seed = checked_whole("dataset.split_seed", split_seed)
+        self.on_bad_image = checked_choice("dataset.on_bad_image", on_bad_image, BAD_IMAGE_POLICIES)
+        self.limit = None if limit is None else checked_whole("dataset.limit", limit, minimum=1)
+        self.workers = None if workers is None else checked_whole("dataset.workers", workers, minimum=1)
+
+    @classmethod
+    def option_names(cls) -> list[str]:
+        """List the keyword options of this class, including those of its bases."""
+        names = {
+            parameter.name
+            for base in cls.__mro__
+            if "__init__" in vars(base) and base is not object
+            for parameter in inspect.signature(vars(base)["__init__"]).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name != "self"
+        }
+        return sorted(names)
+
+    # What a layout provides.
+
+    @abstractmethod
+    def index(self) -> Index:
+        """Find all samples under `root`; raise DataError where the folder does not have the layout."""
+
+    @abstractmethod
+    def has_raw(self) -> bool:
+        """Return within a fraction of a second whether `root` seems to hold the layout."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options of the layout that decide which samples are used and what they are."""
+        return {}
+
+    def ensure_raw(self) -> None:  # noqa: B027 - most layouts have nothing to draw
+        """Draw the raw data if the data set is synthetic; called before indexing."""
+
+    def check_raw(self) -> None:
+        """Raise DataError unless there is raw data; synthetic sets, which draw it, do nothing."""
+        if not self.has_raw():
+            raise DataError(self.missing_message())
+
+    def size_for(self, image_size: int) -> int:
+        """Return the side in pixels that is prepared when `image_size` is asked for."""
+        return image_size
+
+    def decoder(self, size: int) -> Decode:
+        """Return what turns an item into pixels `[C, size, size]`; picklable, it is sent to the workers."""
+        return Decoder(self.root, size, self.stored_channels, self.resize)
+
+    # What all layouts share.
+
+    @property
+    def kind(self) -> str:
+        """`"synthetic"` where the marker of a drawn set lies at, above or below `root`, else `"real"`."""
+        return "synthetic" if find_marker(self.root) else "real"
+
+    @property
+    def stored_channels(self) -> int:
+        """Channels of the prepared array: grey originals are stored once and repeated on the device."""
+        return min(self.natural_channels, self.channels)
+
+    def prepared_folder(self, image_size: int) -> Path:
+        """Return where the prepared set of this size lies or will lie.
+
+        The name ends in 8 hex digits over everything that decides the content, including the raw folder.
+        """
+        size = self._checked_size(image_size)
+        decides = {
+            "format": FORMAT,
+            "layout": type(self).__name__,
+            "settings": self.settings(),
+            "root": str(self.root.resolve()),
+            "size": size,
+            # Not `stored_channels`: the name may not depend on the raw files, which may be gone by now.
+            "channels": min(self.natural_channels, self.channels),
+            "resize": self.resize,
+            "split_seed": self.split_seed,
+        }
+        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        return self.prepared_root / f"{self.name}-{size}-{digest[:8]}"
+
+    def command(self, image_size: int) -> str:
+        """Return the command line that prepares this data set."""
+        return prepare_command(self.name, {"dataset.root": self.root, "image_size": image_size})
+
+    def missing_message(self) -> str:
+        """Return the message for missing raw data: what was searched, what was found, and what to do next."""
+        return (
+            f"dataset {self.name}: no usable raw data\n"
+            f"  searched: {self.root}\n"
+            f"  found there: {describe_folder(self.root)}\n"
+            f"  expected: {self.layout}\n"
+            f"  get it: {self.source}\n"
+            f"  then run: python scripts/prepare_data.py dataset={self.name} dataset.root=<folder>\n"
+            f"  meanwhile: dataset={self.substitute} is drawn by this project and needs no download"
+        )
+
+    def check(self, image_size: int) -> None:
+        """Raise DataError unless the data set is prepared or can be; takes well under a second."""
+        if not self.prepared_folder(image_size).is_dir():
+            self.check_raw()
+
+    def verify(self, image_size: int) -> Path:
+        """Hash every byte of the prepared set and return its folder; opening a set compares sizes and times only.
+
+        Raises:
+            DataError: The set is not prepared, or differs from what was written.
+        """
+        folder = self.prepared_folder(image_size)
+        if not folder.is_dir():
+            raise DataError(f"{folder} does not exist yet. Prepare it with: {self.command(image_size)}")
+        return open_prepared(folder, rebuild=self.command(image_size), check=True).folder
+
+    def prepare(self, image_size: int) -> Path:
+        """Decode every image once and store the set; return its folder.
+
+        A whole set is left as it is if its raw files are the same or gone. One whose raw files have changed, or
+        which is damaged, is rebuilt. An interrupted preparation leaves no set and starts over.
+
+        Args:
+            image_size: Side of the prepared images in pixels.
+
+        Raises:
+            DataError: No raw data, files that cannot be decoded (`on_bad_image="error"`), or a full disk.
+        """
+        folder = self.prepared_folder(image_size)
+        if folder.is_dir() and not self.has_raw():
+            open_prepared(folder, rebuild=self.command(image_size))
+            say(f"already prepared, and the raw files are gone: {folder}")
+            return folder
+        self.ensure_raw()
+        self.check_raw()
+        index = self.index()
+        if not index.items:
+            raise DataError(self.missing_message())
+        return prepare_set(self, image_size, index)
+
+    def load(self, image_size: int) -> RegressionData:
+        """Return the prepared set, preparing it first where needed.
+
+        Args:
+            image_size: Side of the images in pixels.
+
+        Raises:
+            DataError: As `prepare`, or a prepared set that is damaged.
+        """
+        folder = self.prepared_folder(image_size)
+        if not folder.is_dir():
+            self.check_raw()
+            say(f"dataset {self.name}: not prepared yet at this size, preparing it now in {folder}")
+            self.prepare(image_size)
+        prepared = open_prepared(folder, rebuild=self.command(image_size))
+        if prepared.num_skipped and self.on_bad_image == "error":
+            raise DataError(
+                f"{folder} was prepared without {prepared.num_skipped} files that could not be decoded "
+                f"(listed in its unused.csv). Accept that with dataset.on_bad_image=skip, or mend the files "
+                f"and run: {self.command(image_size)}"
+            )
+        keys = prepared.keys
+        limited = self.limit is not None and self.limit < len(keys)
+        rows = limited_rows(keys, self.limit, self.split_seed) if limited else slice(None)
+        return RegressionData(
+            name=self.name,
+            kind=prepared.meta["kind"],
+            unit=self.unit,
+            images=prepared.images[rows] if limited else prepared.images,
+            targets=prepared.targets[rows],
+            split=prepared.split[rows],
+            keys=keys[rows],
+            channels=self.channels,
+            manifest_sha256=prepared.meta["manifest_sha256"],
+            summary={**prepared.summary, "limit": self.limit, "used": len(keys[rows])},
+        )
+
+    def _checked_size(self, image_size: int) -> int:
+        return self.size_for(checked_whole("image_size", image_size, minimum=MIN_SIZE, maximum=MAX_SIZE))
+
+
+def prepare_command(name: str, options: dict[str, object]) -> str:
+    """Return the command line that prepares a data set with the given overrides, quoted where needed."""
+    words = [f"{key}={value}" for key, value in options.items()]
+    words = [f"'{word}'" if " " in word else word for word in words]
+    return f"python scripts/prepare_data.py dataset={name} {' '.join(words)}"
+
+
+def checked_name(given: str) -> str:
+    """Return the name if it is safe as part of a folder's name, else raise ConfigError."""
+    if not isinstance(given, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}", given):
+        raise ConfigError(
+            f"dataset.name={given!r}: must be 1 to 60 letters, digits, '_', '-' or '.', "
+            f"beginning with a letter or digit"
+        )
+    return given
+
+
+def limited_rows(keys: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
+    """Return the rows kept under `limit` (all if None), ascending: those whose keys have the smallest hashes."""
+    ranks = [hashlib.sha256(f"limit:{seed}:{key}".encode()).hexdigest() for key in keys]
+    return np.sort(np.argsort(np.array(ranks), kind="stable")[:limit])
+
+
+def _absolute(option: str, given: str | Path) -> Path:
+    """Return an absolute path with `~` resolved; raise ConfigError for anything that is not a path."""
+    if not isinstance(given, str | Path) or not str(given).strip():
+        raise ConfigError(f"{option}={given!r}: must be a path, e.g. {option}=/data/images")
+    return Path(given).expanduser().absolute()

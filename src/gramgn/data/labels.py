@@ -1,0 +1,224 @@
+"""RSNA label tables: found by their columns, read from CSV or xlsx, checked row by row."""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gramgn.data.scan import walk
+from gramgn.data.types import Unused
+from gramgn.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ID_COLUMNS = ("id", "imageid", "caseid")
+AGE_COLUMNS = ("boneage", "boneage(months)", "groundtruthboneage(months)")
+SEX_COLUMNS = ("male", "sex")
+SEXES = {
+    **dict.fromkeys(("true", "1", "m", "male"), "M"),
+    **dict.fromkeys(("false", "0", "f", "female"), "F"),
+}
+MAX_MONTHS = 300.0
+BLANK = "label row without a usable age (blank, not a number, or not within 0 to 300 months)"
+CONFLICT = "id labelled twice with different ages"
+COLUMNS = ["id", "months", "sex", "role", "table"]
+_ROLE_WORD = re.compile(r"(?<![a-z])(valid|train|test)")
+_ID = re.compile(r"([0-9]{1,12})(\.0)?(\.png)?")
+
+
+@dataclass
+class LabelTables:
+    """All label tables of a distribution.
+
+    Attributes:
+        labels: A row per set and id, sorted: `id` (number of the image), `months`, `sex` (`"M"`, `"F"` or empty),
+            `role` (`"train"`, `"validation"` or `"test"`) and `table` (its path relative to the root).
+        bad_rows: Rows without a usable age, with the reason.
+        unused: Tables that hold no bone ages.
+        unusable_ids: Ids whose rows all lack a usable age.
+        ids_without_age: Ids that only a table without ages names (Kaggle's test set).
+        num_duplicates: Number of ids with several rows that agree.
+        num_conflicts: Number of ids with several rows that disagree; none of those rows is used.
+        num_blank: Number of rows without a usable age.
+        facts: The tables read, with their number of rows, for the record.
+        notes: Sentences for people.
+    """
+
+    labels: pd.DataFrame
+    bad_rows: list[Unused] = field(default_factory=list)
+    unused: list[Unused] = field(default_factory=list)
+    unusable_ids: set[int] = field(default_factory=set)
+    ids_without_age: set[int] = field(default_factory=set)
+    num_duplicates: int = 0
+    num_conflicts: int = 0
+    num_blank: int = 0
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def role_of(names: Sequence[str]) -> str:
+    """Return the official set that folder or file names name, the innermost first; empty where none does."""
+    for name in reversed(names):
+        word = _ROLE_WORD.search(name.lower())
+        if word:
+            return {"valid": "validation"}.get(word[0], word[0])
+    return ""
+
+
+def read_tables(root: Path) -> LabelTables:
+    """Read every label table below `root`.
+
+    Args:
+        root: Raw folder.
+
+    Raises:
+        DataError: A table cannot be read, or openpyxl is missing for an xlsx table.
+    """
+    import pandas as pd
+
+    tables = LabelTables(pd.DataFrame(columns=COLUMNS))
+    sheets = [(name, path) for name, path, ignored in walk(root) if not ignored]
+    found = [_labels(name, _read_csv(path), tables) for name, path in sheets if path.suffix.lower() == ".csv"]
+    have_test = any((labels["role"] == "test").any() for labels in found)
+    for name, path in sheets:
+        if path.suffix.lower() != ".xlsx":
+            continue
+        if have_test and (role_of(Path(name).parts) == "test" or "truth" in path.name.lower()):
+            # Whether openpyxl is installed must not decide what is used.
+            tables.unused.append(Unused(name, "xlsx table not needed: the test truth was read from CSV"))
+        else:
+            found.append(_labels(name, _read_xlsx(path), tables))
+    if any(len(labels) for labels in found):
+        tables.labels = _settled(pd.concat([labels for labels in found if len(labels)]), tables)
+    return tables
+
+
+def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
+    """Turn the cells of one table, its header included, into labels; note the rows that hold none."""
+    header = [_normal(cell) for cell in cells.iloc[0]] if len(cells) else []
+    columns = [
+        next((header.index(column) for column in known if column in header), None)
+        for known in (ID_COLUMNS, AGE_COLUMNS, SEX_COLUMNS)
+    ]
+    id_at, age_at, sex_at = columns
+    body = cells[(cells != "").any(axis=1)].iloc[1:] if len(cells) else cells
+    body.index = range(2, len(body) + 2)
+    if id_at is None or age_at is None:
+        if id_at is not None and sex_at is not None:
+            tables.ids_without_age |= {int(number) for number in body[id_at].map(_id).dropna()}
+        tables.unused.append(Unused(name, "table without columns for id and bone age"))
+        return tables.labels
+    role = _role_of_table(name, header[id_at], header[age_at])
+    rows = body[[id_at]].set_axis(["cell"], axis=1)
+    rows["id"], rows["months"] = body[id_at].map(_id), body[age_at].map(_months)
+    rows["sex"] = "" if sex_at is None else body[sex_at].str.lower().map(SEXES).fillna("")
+    rows["role"], rows["table"] = role, name
+    is_usable = rows["id"].notna() & rows["months"].notna()
+    bad, labels = rows[~is_usable], rows[is_usable].astype({"id": int, "months": float})
+    tables.num_blank += len(bad)
+    tables.unusable_ids |= {int(number) for number in bad["id"].dropna()}
+    tables.bad_rows += [
+        Unused(f"{name}: row {line} ({cell or 'no id'})", BLANK) for line, cell in bad["cell"].items()
+    ]
+    tables.facts.append({"table": name, "set": role, "rows": len(body)})
+    if role == "test" and len(labels) and (labels["months"] % 1 == 0).all():
+        tables.notes.append(
+            f"{name}: all test ages are whole months; the official truth has decimals, and a rounded copy "
+            f"that differs from it by 2.8 months on average circulates"
+        )
+    return labels[COLUMNS]
+
+
+def _role_of_table(name: str, id_column: str, age_column: str) -> str:
+    """Return the official set: by file or folder name, else by the columns that only one set's table has."""
+    named = role_of(Path(name).parts)
+    if named:
+        return named
+    if age_column.startswith("groundtruth") or id_column == "caseid":
+        return "test"
+    return "validation" if id_column == "imageid" else "train"
+
+
+def _settled(rows: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
+    """Keep one label per set and id; drop all rows of an id whose ages disagree."""
+    conflicting = rows.groupby(["role", "id"])["months"].transform("nunique") > 1
+    dropped = rows[conflicting].drop_duplicates(["role", "id"]).sort_values(["role", "id"])
+    tables.num_conflicts = len(dropped)
+    tables.unusable_ids |= set(dropped["id"].tolist())
+    tables.bad_rows += [
+        Unused(f"{row.table}: {row.role} id {row.id}", CONFLICT) for row in dropped.itertuples(index=False)
+    ]
+    kept = rows[~conflicting]
+    tables.num_duplicates = int((kept.groupby(["role", "id"]).size() > 1).sum())
+    # A row with a sex before one without.
+    kept = kept.assign(unknown=kept["sex"] == "").sort_values(
+        ["role", "id", "unknown", "table"], kind="stable"
+    )
+    return kept.drop_duplicates(["role", "id"])[COLUMNS].reset_index(drop=True)
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    """Return the cells of a table, stripped; short rows are filled up, long ones cut."""
+    import pandas as pd
+
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+        separator = ";" if ";" in first and "," not in first else ","
+        cells = pd.read_csv(
+            path,
+            sep=separator,
+            header=None,
+            index_col=False,
+            dtype=str,
+            encoding="utf-8-sig",
+            keep_default_na=False,
+            engine="python",
+            on_bad_lines=lambda row: row[: first.count(separator) + 1],
+        )
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        raise DataError(
+            f"cannot read the table {path}: {error}. Save it as comma-separated UTF-8 text"
+        ) from error
+    return cells.fillna("").map(str.strip)
+
+
+def _read_xlsx(path: Path) -> pd.DataFrame:
+    """Return the cells of the first sheet, stripped."""
+    import pandas as pd
+
+    try:
+        cells = pd.read_excel(path, header=None, dtype=str, na_filter=False, engine="openpyxl")
+    except ImportError as error:
+        raise DataError(
+            f"reading {path} needs openpyxl: python -m pip install openpyxl, or save the sheet as CSV next to it "
+            f"and remove the .xlsx file"
+        ) from error
+    except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read the table {path}: {error}. Save the sheet as CSV next to it") from error
+    return cells.map(str.strip)
+
+
+def _normal(cell: str) -> str:
+    return "".join(cell.lower().split()).replace("_", "")
+
+
+def _id(cell: str) -> int | None:
+    found = _ID.fullmatch(cell.lower())
+    return int(found[1]) if found else None
+
+
+def _months(cell: str) -> float | None:
+    try:
+        months = float(cell)
+    except ValueError:
+        return None
+    return months if math.isfinite(months) and 0 < months <= MAX_MONTHS else None

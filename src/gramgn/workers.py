@@ -1,0 +1,82 @@
+"""Worker processes that leave Ctrl-C to their parent and never outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from multiprocessing import connection
+from typing import TypeVar
+
+from gramgn.errors import DataError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+QUEUED_PER_WORKER = 3
+
+
+def available_cores() -> int:
+    """Return the number of cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_in_processes(
+    function: Callable[[T], R], tasks: Iterable[T], workers: int, *, died: str
+) -> Iterator[R]:
+    """Apply a picklable function to tasks in fresh processes and yield the results in order.
+
+    Only a few tasks per worker are queued at a time; closing the iterator cancels those that have not started.
+
+    Args:
+        function: What to apply.
+        tasks: Its arguments.
+        workers: Number of processes.
+        died: Beginning of the message if a process dies.
+
+    Raises:
+        DataError: A process died, out of memory for instance.
+    """
+    # "spawn": a fork would copy the locks that the parent's threads hold, torch's among them.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
+    running: deque[Future[R]] = deque()
+    waiting = iter(tasks)
+    try:
+        while True:
+            for task in islice(waiting, QUEUED_PER_WORKER * workers - len(running)):
+                running.append(pool.submit(function, task))
+            if not running:
+                return
+            yield running.popleft().result()
+    except BrokenProcessPool as error:
+        raise DataError(
+            f"{died} Out of memory? Then use dataset.workers=1. Called from your own script? Then its code "
+            "must stand under if __name__ == '__main__'. Then run the same command again"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start() -> None:
+    """Set up a worker process: its parent handles Ctrl-C, and its end is the worker's."""
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this worker when its parent is gone, even by kill -9: it would wait for work forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
