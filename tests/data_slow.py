@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from gramgn.data import AFAD, Decoded, Item
-from gramgn.data.decode import Decoder
+from gramgn.data import AFAD, Decode, Decoded, Item
 
 PAUSE_S = 0.02
 
@@ -18,9 +17,8 @@ PAUSE_S = 0.02
 class SlowDecoder:
     """Decodes as AFAD does, slowly; a photo named ``doomed`` kills the process that decodes it."""
 
-    inner: Decoder
+    inner: Decode
     doomed: str = ""
-    in_process: bool = False
 
     def __call__(self, item: Item) -> Decoded:
         """Wait, decode."""
@@ -35,7 +33,7 @@ class SlowAFAD(AFAD):
 
     doomed = ""
 
-    def decoder(self, size: int) -> Decoder:
+    def decoder(self, size: int) -> Decode:
         """Return the slow decoder."""
         return SlowDecoder(super().decoder(size), self.doomed)
 

@@ -1,4 +1,4 @@
-"""The stand-ins as data sets: drawn on first use and read by the code that reads the real ones."""
+"""The synthetic data sets: drawn on first use and read by the code that reads the real ones."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gramgn.data import AFAD, RSNA, AFADSynthetic, ImageDataset, RegressionData, RSNASynthetic
+from gramgn.data import AFAD, RSNA, ImageDataset, RegressionData
 from gramgn.errors import ConfigError, DataError
+from gramgn.synthetic import AFADSynthetic, RSNASynthetic
 
 CLASSES = {"rsna": RSNASynthetic, "afad": AFADSynthetic}
 
 
-def stand_in(kind: str, base: Path, **options: Any) -> ImageDataset:
+def synthetic(kind: str, base: Path, **options: Any) -> ImageDataset:
     options = {"num_images": 60, "workers": 1, **options}
     return CLASSES[kind](base / "raw", prepared_root=base / "prepared", **options)
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which both stand-ins are drawn once."""
-    return tmp_path_factory.mktemp("stand_ins")
+    """Return a folder in which both sets are drawn once."""
+    return tmp_path_factory.mktemp("synthetic")
 
 
 @pytest.fixture(scope="module")
 def loaded(base: Path) -> dict[str, RegressionData]:
-    return {kind: stand_in(kind, base / kind).load(16) for kind in CLASSES}
+    return {kind: synthetic(kind, base / kind).load(16) for kind in CLASSES}
 
 
-def test_stand_ins_are_drawn_prepared_and_called_synthetic(loaded: dict[str, RegressionData]) -> None:
+def test_sets_are_drawn_prepared_and_called_synthetic(loaded: dict[str, RegressionData]) -> None:
     hands, faces = loaded["rsna"], loaded["afad"]
     assert (hands.name, hands.kind, hands.unit) == ("rsna_synthetic", "synthetic", "months")
     assert (faces.name, faces.kind, faces.unit) == ("afad_synthetic", "synthetic", "years")
@@ -64,7 +65,7 @@ def test_targets_are_those_of_the_label_table(base: Path, loaded: dict[str, Regr
 
 def test_photos_of_a_person_stay_on_one_side(tmp_path: Path) -> None:
     """D10: people with several photos do not cross the splits."""
-    data = stand_in("afad", tmp_path, num_images=250).load(8)
+    data = synthetic("afad", tmp_path, num_images=250).load(8)
     sides: dict[str, set[str]] = defaultdict(set)
     photos: dict[str, int] = defaultdict(int)
     for key, split in zip(data.keys.tolist(), data.split.tolist(), strict=True):
@@ -76,7 +77,7 @@ def test_photos_of_a_person_stay_on_one_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "plain"), [("rsna", RSNA), ("afad", AFAD)])
-def test_the_real_class_reads_a_stand_in_and_still_calls_it_synthetic(
+def test_the_real_class_reads_a_drawn_set_and_still_calls_it_synthetic(
     kind: str, plain: type[ImageDataset], base: Path, loaded: dict[str, RegressionData]
 ) -> None:
     root = base / kind / "raw" / "n60-seed0"
@@ -88,7 +89,7 @@ def test_the_real_class_reads_a_stand_in_and_still_calls_it_synthetic(
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_check_passes_without_raw_data_and_writes_nothing(kind: str, tmp_path: Path) -> None:
-    stand_in(kind, tmp_path).check(64)
+    synthetic(kind, tmp_path).check(64)
     assert not list(tmp_path.iterdir())
 
 
@@ -96,16 +97,16 @@ def test_check_passes_without_raw_data_and_writes_nothing(kind: str, tmp_path: P
 def test_check_refuses_a_folder_that_holds_something_else(kind: str, tmp_path: Path) -> None:
     (tmp_path / "raw" / "n60-seed0").mkdir(parents=True)
     with pytest.raises(DataError, match="Remove or rename"):
-        stand_in(kind, tmp_path).check(64)
+        synthetic(kind, tmp_path).check(64)
 
 
 def test_every_option_that_changes_the_bytes_has_its_own_folder(tmp_path: Path) -> None:
     variants: list[ImageDataset] = [
-        stand_in("afad", tmp_path),
-        stand_in("afad", tmp_path, seed=1),
-        stand_in("afad", tmp_path, num_images=61),
-        stand_in("afad", tmp_path, apparent_age_sd=0.0),
-        stand_in("afad", tmp_path, apparent_age_sd=5.0000001),
+        synthetic("afad", tmp_path),
+        synthetic("afad", tmp_path, seed=1),
+        synthetic("afad", tmp_path, num_images=61),
+        synthetic("afad", tmp_path, apparent_age_sd=0.0),
+        synthetic("afad", tmp_path, apparent_age_sd=5.0000001),
     ]
     assert len({dataset.root for dataset in variants}) == len(variants)
     assert len({dataset.prepared_folder(16) for dataset in variants}) == len(variants)
@@ -113,8 +114,8 @@ def test_every_option_that_changes_the_bytes_has_its_own_folder(tmp_path: Path) 
 
 
 def test_full_means_as_many_as_the_real_set(tmp_path: Path) -> None:
-    assert stand_in("rsna", tmp_path, num_images="full").root.name == "n12611-seed0"
-    assert stand_in("afad", tmp_path, num_images="full").root.name == "n59344-seed0"
+    assert synthetic("rsna", tmp_path, num_images="full").root.name == "n12611-seed0"
+    assert synthetic("afad", tmp_path, num_images="full").root.name == "n59344-seed0"
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -128,18 +129,19 @@ def test_full_means_as_many_as_the_real_set(tmp_path: Path) -> None:
         ("seed", -1, "seed"),
         ("seed", "x", "seed"),
         ("num_image", 5, "num_images"),
+        ("workers", 0, "workers"),
     ],
 )
 def test_wrong_options_are_refused(kind: str, option: str, value: object, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        stand_in(kind, tmp_path, **{option: value})
+        synthetic(kind, tmp_path, **{option: value})
 
 
 @pytest.mark.parametrize(("kind", "option"), [("rsna", "reader_sd"), ("afad", "apparent_age_sd")])
 def test_noise_must_be_a_sensible_number(kind: str, option: str, tmp_path: Path) -> None:
     for value in (-1.0, float("nan"), "5"):
         with pytest.raises(ConfigError, match=option):
-            stand_in(kind, tmp_path, **{option: value})
+            synthetic(kind, tmp_path, **{option: value})
 
 
 def test_the_marker_tells_all_that_decides_the_bytes(base: Path, loaded: dict[str, RegressionData]) -> None:
@@ -155,7 +157,7 @@ def test_the_marker_tells_all_that_decides_the_bytes(base: Path, loaded: dict[st
 
 
 def test_the_command_shown_gives_the_same_set(tmp_path: Path) -> None:
-    dataset = stand_in("rsna", tmp_path / "with space", seed=4, reader_sd=6.0)
+    dataset = synthetic("rsna", tmp_path / "with space", seed=4, reader_sd=6.0)
     command = dataset.command(32)
     assert f"'dataset.root={tmp_path / 'with space' / 'raw'}'" in command
     for word in (

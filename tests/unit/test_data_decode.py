@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from gramgn.data import load_image
-from gramgn.data.decode import open_image, to_square
+from gramgn.data import Decoder, Item, load_image
 from gramgn.errors import DataError
 
 BILINEAR = Image.Resampling.BILINEAR
@@ -32,7 +32,7 @@ def test_16_bit_ramp_keeps_its_levels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_unsupported_pixel_formats_name_the_file(tmp_path: Path, mode: str) -> None:
-    """D03: a pixel format without a declared range is refused with the path."""
+    """D03: a pixel format without a declared range is rejected with the path."""
     path = tmp_path / "deep.tif"
     Image.fromarray(np.ones((8, 8), np.float32 if mode == "F" else np.int32)).save(path)
     with pytest.raises(DataError, match=r"deep\.tif: pixel format " + mode):
@@ -88,20 +88,32 @@ def test_downscaling_agrees_with_pillow(tmp_path: Path, kind: str, side: int) ->
     st.integers(1, 90), st.integers(1, 90), st.integers(1, 40), st.sampled_from(["stretch", "pad", "crop"])
 )
 def test_any_size_gives_a_square(width: int, height: int, size: int, resize: str) -> None:
-    image = Image.new("L", (width, height), 200)
-    square = np.asarray(to_square(image, size, resize))
-    assert square.shape == (size, size)
+    with tempfile.TemporaryDirectory() as folder:
+        Image.new("L", (width, height), 200).save(f"{folder}/image.png")
+        square = load_image(f"{folder}/image.png", size, resize=resize, channels=1)
+    assert square.shape == (1, size, size)
     assert square.max() == 200
     assert resize == "pad" or square.min() == 200
 
 
-def test_resize_modes_keep_what_they_promise() -> None:
+def test_resize_modes_keep_what_they_promise(tmp_path: Path) -> None:
     image = Image.new("L", (40, 20))
     image.paste(255, (10, 0, 30, 20))
-    assert np.asarray(to_square(image, 20, "crop")).min() == 255
-    padded = np.asarray(to_square(image, 20, "pad"))
+    image.save(tmp_path / "image.png")
+    assert load_image(tmp_path / "image.png", 20, resize="crop", channels=1).min() == 255
+    (padded,) = load_image(tmp_path / "image.png", 20, resize="pad", channels=1)
     assert padded[:5].max() == padded[15:].max() == 0
     assert padded[10, 9] == 255
+
+
+@pytest.mark.parametrize("size", [(20, 24), (300, 200), (90, 31)])
+def test_torchvision_returns_the_same_bytes(tmp_path: Path, size: tuple[int, int]) -> None:
+    """D06: what `torchvision.transforms.v2` makes of the image is what we train on, without importing it."""
+    transforms = pytest.importorskip("torchvision.transforms.v2.functional")
+    image = picture(1, size)
+    image.save(tmp_path / "image.png")
+    theirs = np.asarray(transforms.resize(image, [32, 32], antialias=True)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(load_image(tmp_path / "image.png", 32), theirs)
 
 
 def test_orientation_is_honoured_once(tmp_path: Path) -> None:
@@ -115,18 +127,17 @@ def test_orientation_is_honoured_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exif", [b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01", b"Exif\0\0II*\0\xff\xff\xff\xff"])
-def test_corrupt_exif_is_noted_not_refused(tmp_path: Path, exif: bytes) -> None:
+def test_corrupt_exif_is_noted_not_rejected(tmp_path: Path, exif: bytes) -> None:
     """D02: noise in the metadata of a sound photo is recorded and harmless."""
     picture(0).save(tmp_path / "photo.jpg", exif=exif)
-    raw = (tmp_path / "photo.jpg").read_bytes()
-    image, mode, note = open_image(tmp_path / "photo.jpg", raw)
-    assert (image.size, mode) == ((20, 24), "RGB")
-    assert "Corrupt EXIF" in note
+    decoded = Decoder(tmp_path, 8, 3, "stretch")(Item("photo", "photo.jpg", 0.0))
+    assert (decoded.width, decoded.height, decoded.mode) == (20, 24, "RGB")
+    assert "Corrupt EXIF" in decoded.note
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b"", "empty"), (b"<html></html>", "not an image")])
 def test_files_that_are_no_images_are_named(tmp_path: Path, content: bytes, reason: str) -> None:
-    """D02: a 0-byte file and an HTML file named .jpg are refused with path and reason."""
+    """D02: a 0-byte file and an HTML file named .jpg are rejected with path and reason."""
     path = tmp_path / "17.jpg"
     path.write_bytes(content)
     with pytest.raises(DataError, match=rf"17\.jpg.*{reason}"):
@@ -134,9 +145,9 @@ def test_files_that_are_no_images_are_named(tmp_path: Path, content: bytes, reas
 
 
 @pytest.mark.parametrize("format_", ["JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP"])
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_truncated_images_are_refused(tmp_path: Path, format_: str, share: float) -> None:
-    """D02: half an image is never silently grey: truncated files are refused with the path."""
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_truncated_images_are_rejected(tmp_path: Path, format_: str, share: float) -> None:
+    """D02: half an image is never silently grey: truncated files are rejected with the path."""
     buffer = io.BytesIO()
     picture(3, (60, 80)).save(buffer, format_)
     path = tmp_path / "half.jpg"
@@ -156,8 +167,8 @@ def test_large_radiographs_pass(tmp_path: Path) -> None:
     assert load_image(tmp_path / "large.png", 8, channels=1).min() == 9
 
 
-@pytest.mark.parametrize("side", [8001, 10_000, 20_000])
-def test_huge_images_are_refused_by_name(tmp_path: Path, side: int) -> None:
+@pytest.mark.parametrize("side", [8001, 20_000])
+def test_huge_images_are_rejected_by_name(tmp_path: Path, side: int) -> None:
     """D14: above the explicit limit there is a named error, before anything is decoded."""
     header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]

@@ -6,12 +6,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_cases import write_csv
+from data_cases import write_csv, write_png
 
-from gramgn.data.labels import read_tables, role_of
+from gramgn.data import RSNA, Index
 from gramgn.errors import DataError
 
 TRAIN = ("id", "boneage", "male")
+
+
+def index(root: Path, ids: range = range(7, 10)) -> Index:
+    """Return what is found of label tables below `root`, with an image for each id and set."""
+    for role in ("train", "valid", "test"):
+        write_png(root / "images" / role, ids)
+    return RSNA(root, test_from="split", max_unmatched=1.0).index()
+
+
+def used(found: Index) -> list[tuple[str, float, str]]:
+    """Return key, age and sex of the training images in use."""
+    return [(item.key, item.target, item.sex) for item in found.items]
 
 
 @pytest.mark.parametrize(
@@ -26,38 +38,52 @@ TRAIN = ("id", "boneage", "male")
     ],
 )
 def test_tables_are_recognised(
-    tmp_path: Path, name: str, header: tuple[str, ...], row: object, role: str
+    tmp_path: Path, name: str, header: tuple[str, ...], row: tuple[object, ...], role: str
 ) -> None:
     """D09: three sets of column names, any case and spacing."""
-    write_csv(tmp_path / name, header, [row])  # type: ignore[list-item]
-    (label,) = read_tables(tmp_path).labels
-    assert (label.id, label.months, label.sex, label.role, label.table) == (7, 100.0, "M", role, name)
+    write_csv(tmp_path / name, header, [row])
+    write_csv(tmp_path / "z" / "train.csv", TRAIN, [(8, 90, "False")])
+    found = index(tmp_path)
+    assert {"table": name, "set": role, "rows": 1} in found.facts["tables"]
+    if role == "train":
+        assert used(found) == [("7", 100.0, "M"), ("8", 90.0, "F")]
 
 
-@pytest.mark.parametrize("text", ["\ufeffid,boneage,male\r\n7,100,True\r\n", "id;boneage;male\n7;100;True\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffid,boneage,male\r\n7,100,True\r\n",
+        "id;boneage;male\n7;100;True\n",
+        "id,boneage,male\n\n7,100,True,a remark,another\n , ,\n8\n",
+        '"id","boneage","male, if known"\n"7"," 100 ",True\n',
+    ],
+)
 def test_tables_from_spreadsheets(tmp_path: Path, text: str) -> None:
+    """D09: a byte order mark, semicolons, quotes, blank lines, rows that are too long or too short."""
     (tmp_path / "t.csv").write_text(text, encoding="utf-8", newline="")
-    assert read_tables(tmp_path).labels[0].months == 100.0
+    ((key, months, _),) = used(index(tmp_path))
+    assert (key, months) == ("7", 100.0)
 
 
 @pytest.mark.parametrize("age", ["", " ", "nan", "inf", "unknown", "-3", "0", "2014"])
 def test_unusable_ages_are_counted(tmp_path: Path, age: str) -> None:
     """D09: blank, NaN, out of range: the row is named and not used."""
     write_csv(tmp_path / "t.csv", TRAIN, [(7, age, "True"), (8, 90, "False")])
-    tables = read_tables(tmp_path)
-    assert [label.id for label in tables.labels] == [8]
-    assert tables.num_blank == 1
-    assert "row 2 (7)" in tables.bad_rows[0].path
+    found = index(tmp_path)
+    assert used(found) == [("8", 90.0, "F")]
+    assert found.facts["counts"]["rows without a usable age"] == 1
+    assert "t.csv: row 2 (7)" in [entry.path for entry in found.unused]
 
 
 def test_duplicates_agree_or_are_dropped(tmp_path: Path) -> None:
     """D09: two rows that agree are one; two that do not are none, and both are counted."""
-    write_csv(
-        tmp_path / "t.csv", TRAIN, [(7, 90, "True"), (7, 90, "True"), (8, 90, ""), (8, 91, ""), (9, 1, "")]
-    )
-    tables = read_tables(tmp_path)
-    assert [label.id for label in tables.labels] == [7, 9]
-    assert (tables.num_duplicates, tables.num_conflicts) == (1, 1)
+    rows = [(7, 90, ""), (7, 90, "True"), (8, 90, ""), (8, 91, ""), (9, 1, "")]
+    write_csv(tmp_path / "t.csv", TRAIN, rows)
+    found = index(tmp_path)
+    assert used(found) == [("7", 90.0, "M"), ("9", 1.0, "")]
+    counts = found.facts["counts"]
+    assert (counts["ids labelled twice"], counts["ids labelled twice with different ages"]) == (1, 1)
+    assert "t.csv: train id 8" in [entry.path for entry in found.unused]
 
 
 def test_row_order_does_not_matter(tmp_path: Path) -> None:
@@ -65,65 +91,68 @@ def test_row_order_does_not_matter(tmp_path: Path) -> None:
     rows = [(number, 30 + number, "True") for number in range(20)]
     write_csv(tmp_path / "a" / "t.csv", TRAIN, rows)
     write_csv(tmp_path / "b" / "t.csv", TRAIN, rows[::-1])
-    assert read_tables(tmp_path / "a").labels == read_tables(tmp_path / "b").labels
+    assert index(tmp_path / "a", range(20)).items == index(tmp_path / "b", range(20)).items
 
 
 @pytest.mark.parametrize(
     ("names", "role"),
     [
-        (("latest", "images"), ""),
-        (("Bone Age Validation Set", "boneage-validation-dataset-1"), "validation"),
-        (("boneage-training-dataset", "boneage-training-dataset"), "train"),
-        (("train", "test"), "test"),
+        ("latest/images", "train"),  # by its columns
+        ("Bone Age Validation Set/boneage-validation-dataset-1", "validation"),
+        ("boneage-training-dataset/boneage-training-dataset", "train"),
+        ("train/test", "test"),
     ],
 )
-def test_official_sets_by_folder_name(names: tuple[str, ...], role: str) -> None:
-    assert role_of(names) == role
+def test_official_sets_by_folder_name(tmp_path: Path, names: str, role: str) -> None:
+    write_csv(tmp_path / names / "t.csv", TRAIN, [(7, 100, "M")])
+    write_csv(tmp_path / "train.csv", TRAIN, [(8, 90, "F")])
+    assert {"table": f"{names}/t.csv", "set": role, "rows": 1} in index(tmp_path).facts["tables"]
 
 
 def test_a_table_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"id,boneage,male\n\xff\xfe\x00,1,1\n")
     with pytest.raises(DataError, match=r"t\.csv.*UTF-8"):
-        read_tables(tmp_path)
+        index(tmp_path)
 
 
 def test_xlsx_is_read(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
-    for row in (("Case ID", "Sex", "Ground truth bone age (months)"), (4360, "F", 168.93), (4361, "M", None)):
+    for row in (("Case ID", "Sex", "Ground truth bone age (months)"), (7, "F", 168.93), (8, "M", None)):
         book.active.append(row)
     book.save(tmp_path / "Bone age ground truth.xlsx")
-    tables = read_tables(tmp_path)
-    assert [(label.id, label.months, label.sex, label.role) for label in tables.labels] == [
-        (4360, 168.93, "F", "test")
-    ]
-    assert tables.num_blank == 1
+    write_csv(tmp_path / "train.csv", TRAIN, [(9, 90, "False")])
+    write_png(tmp_path / "test", (7, 8))
+    write_png(tmp_path / "train", (9,))
+    found = RSNA(tmp_path, test_from="test", max_unmatched=1.0).index()
+    assert sorted(used(found)) == [("9", 90.0, "F"), ("test-7", 168.93, "F")]
+    assert found.facts["counts"]["rows without a usable age"] == 1
 
 
 def test_xlsx_without_openpyxl_asks_for_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "truth.xlsx").write_bytes(b"anything")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(DataError, match=r"truth\.xlsx.*pip install openpyxl.*CSV"):
-        read_tables(tmp_path)
+        index(tmp_path)
 
 
 def test_xlsx_is_not_needed_beside_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """D11: whether openpyxl is installed does not decide what is used."""
     (tmp_path / "truth.xlsx").write_bytes(b"anything")
-    write_csv(tmp_path / "test.csv", ("Case ID", "Sex", "Ground truth bone age (months)"), [(1, "F", "60.5")])
+    write_csv(tmp_path / "train.csv", TRAIN, [(8, 90, "False")])
+    write_csv(tmp_path / "test.csv", ("Case ID", "Sex", "Ground truth bone age (months)"), [(7, "F", "60.5")])
     monkeypatch.setitem(sys.modules, "openpyxl", None)
-    tables = read_tables(tmp_path)
-    assert len(tables.labels) == 1
-    assert [entry.path for entry in tables.unused] == ["truth.xlsx"]
+    assert "truth.xlsx" in [entry.path for entry in index(tmp_path).unused]
 
 
 def test_a_broken_xlsx_is_named(tmp_path: Path) -> None:
     pytest.importorskip("openpyxl")
     (tmp_path / "truth.xlsx").write_bytes(b"no zip")
     with pytest.raises(DataError, match=r"truth\.xlsx.*CSV"):
-        read_tables(tmp_path)
+        index(tmp_path)
 
 
 def test_rounded_test_truth_is_pointed_out(tmp_path: Path) -> None:
-    write_csv(tmp_path / "test.csv", TRAIN, [(4360, 168, "F"), (4361, 90, "M")])
-    assert "whole months" in read_tables(tmp_path).notes[0]
+    write_csv(tmp_path / "train.csv", TRAIN, [(9, 90, "False")])
+    write_csv(tmp_path / "test.csv", TRAIN, [(7, 168, "F"), (8, 90, "M")])
+    assert any("whole months" in note for note in index(tmp_path).notes)

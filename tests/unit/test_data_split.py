@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gramgn.data.split import assign, components, split_samples
+from gramgn.data import split_samples
 
 SAMPLES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 60)), min_size=1, max_size=80)
 
@@ -36,10 +36,10 @@ def test_persons_and_equal_bytes_stay_together(samples: list[tuple[int, int]], s
 
 @settings(max_examples=30, deadline=None)
 @given(SAMPLES)
-def test_components_are_named_by_their_first_sample(samples: list[tuple[int, int]]) -> None:
-    """D11: against a plain search through the graph."""
+def test_the_smallest_key_decides_for_all_that_it_reaches(samples: list[tuple[int, int]]) -> None:
+    """D11: against a plain search through the graph of persons and equal bytes."""
     keys, groups, hashes = named(samples)
-    found = components(keys, groups, hashes)
+    splits = split_samples(keys, groups, hashes, [""] * len(keys), 0)
     for start in range(len(keys)):
         reached, waiting = {start}, [start]
         while waiting:
@@ -49,12 +49,17 @@ def test_components_are_named_by_their_first_sample(samples: list[tuple[int, int
                 if other not in reached and (same_person or hashes[one] == hashes[other]):
                     reached.add(other)
                     waiting.append(other)
-        assert found[start] == min(reached)
+        assert splits[start] == alone(keys[min(reached)])
+
+
+def alone(key: str, seed: int = 0) -> str:
+    """Return the split of a sample that shares nothing with others."""
+    return split_samples([key], [""], [""], [""], seed)[0]
 
 
 def test_shares_are_80_10_10_and_depend_on_the_seed() -> None:
     keys = [str(number) for number in range(20_000)]
-    splits = {seed: [assign(key, seed, val_share=0.1, test_share=0.1) for key in keys] for seed in (0, 1)}
+    splits = {seed: split_samples(keys, [""] * 20_000, keys, [""] * 20_000, seed) for seed in (0, 1)}
     counts = Counter(splits[0])
     assert abs(counts["val"] - 2000) < 150
     assert abs(counts["test"] - 2000) < 150
@@ -65,7 +70,7 @@ def test_the_rule_is_frozen() -> None:
     """D11: these assignments are published; another rule would be another data set."""
     ids = ("1377", "1378", "1379", "39/112/474596-0.jpg", "18/111/1-0.jpg", "1404", "1411")
     frozen = ["train", "train", "val", "train", "test", "train", "train"]
-    assert [assign(key, 0, val_share=0.1, test_share=0.1) for key in ids] == frozen
+    assert [alone(key) for key in ids] == frozen
 
 
 def test_published_test_set_leaves_90_10() -> None:

@@ -7,11 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gramgn.synthetic import draw_face, draw_hand, make_person
-from gramgn.synthetic.anatomy import CARPALS, GROWTH, RAYS
-from gramgn.synthetic.bones import Hand, draw_bones, joints
-from gramgn.synthetic.hands import _frame, _pose
-from gramgn.synthetic.people import stream
+from gramgn.synthetic import (
+    CARPALS,
+    GROWTH,
+    RAYS,
+    Hand,
+    draw_bones,
+    draw_face,
+    draw_hand,
+    joints,
+    make_person,
+    stream,
+)
 
 BOY, GIRL = 0, 1
 SCALE = 300.0
@@ -83,19 +90,18 @@ def test_girls_mature_before_boys() -> None:
         )
 
 
-def test_neither_frame_nor_pose_depend_on_age_or_sex() -> None:
-    for index in range(20):
-        poses = []
-        for age, male in ((1.0, True), (9.0, False), (18.0, True)):
-            rng = stream(0, 99, index)
-            pose = _pose(age, male, _frame(rng), rng)
-            poses.append(replace(pose, age=0.0, sex=0))
-        assert poses[0] == poses[1] == poses[2]
+def test_the_frame_does_not_depend_on_age_or_sex() -> None:
+    for index in range(6):
+        shapes = {
+            draw_hand(age, male, stream(0, 99, index)).shape
+            for age, male in ((12.0, True), (108.0, False), (216.0, True))
+        }
+        assert len(shapes) == 1
 
 
 def test_hand_pictures_have_the_promised_sizes_and_both_orientations() -> None:
     shapes = []
-    for index in range(60):
+    for index in range(30):
         picture = draw_hand(100, True, stream(0, 99, index))
         assert picture.dtype == np.uint8
         assert picture.ndim == 2
@@ -103,18 +109,7 @@ def test_hand_pictures_have_the_promised_sizes_and_both_orientations() -> None:
         shapes.append(picture.shape)
     assert all(160 <= max(shape) <= 256 for shape in shapes)
     portrait = sum(height > width for height, width in shapes)
-    assert 40 < portrait < 60
-
-
-def test_whole_hand_lies_in_the_picture() -> None:
-    for index in range(40):
-        rng = stream(1, 99, index)
-        shape = _frame(rng)
-        hand = _pose(8.0, True, shape, rng)
-        for name, ray in RAYS.items():
-            for x, y in (hand.place(*point) for point in joints(ray, hand, name)):
-                assert 0 <= x < shape[1]
-                assert 0 <= y < shape[0]
+    assert 20 < portrait < 30
 
 
 def test_same_random_numbers_same_picture() -> None:
@@ -129,7 +124,7 @@ def test_extreme_ages_are_drawn(months: int) -> None:
 
 
 def test_face_is_a_square_of_the_promised_size() -> None:
-    for index in range(30):
+    for index in range(10):
         person = make_person(25.0, index % 2 == 0, stream(0, 98, index))
         photo = draw_face(person, stream(0, 97, index))
         assert photo.dtype == np.uint8
@@ -156,8 +151,3 @@ def test_age_changes_lines_and_leaves_the_frame() -> None:
         side = young.shape[0]
         middle = slice(side // 4, 3 * side // 4)
         assert np.abs(young - old)[middle, middle].max() > 15
-
-
-def test_far_apparent_ages_are_drawn() -> None:
-    for age in (-10.0, 65.0):
-        assert draw_face(make_person(age, True, stream(0, 98, 0)), stream(0, 97, 0)).std() > 15

@@ -6,7 +6,7 @@ Importing this package needs numpy and Pillow, neither torch nor pandas. Synthet
 
 from gramgn.data.afad import AFAD
 from gramgn.data.archive import unpack_afad
-from gramgn.data.contact_sheet import save_contact_sheet
+from gramgn.data.contact_sheet import contact_sheet, save_contact_sheet
 from gramgn.data.dataset import ImageDataset, prepare_command
 from gramgn.data.decode import IMAGE_SUFFIXES, Decode, Decoder, array_path, file_of, image_arrays, load_image
 from gramgn.data.digits import Digits
@@ -40,6 +40,7 @@ __all__ = [
     "Unused",
     "VectorDataset",
     "array_path",
+    "contact_sheet",
     "decode_all",
     "file_of",
     "image_arrays",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,7 +108,7 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     ]
     id_at, age_at, sex_at = columns
     body = cells[(cells != "").any(axis=1)].iloc[1:] if len(cells) else cells
-    body.index = range(2, len(body) + 2)
+    body = body.set_axis(range(2, len(body) + 2))
     if id_at is None or age_at is None:
         if id_at is not None and sex_at is not None:
             tables.ids_without_age |= {int(number) for number in body[id_at].map(_id).dropna()}
@@ -151,9 +151,7 @@ def _settled(rows: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
     dropped = rows[conflicting].drop_duplicates(["role", "id"]).sort_values(["role", "id"])
     tables.num_conflicts = len(dropped)
     tables.unusable_ids |= set(dropped["id"].tolist())
-    tables.bad_rows += [
-        Unused(f"{row.table}: {row.role} id {row.id}", CONFLICT) for row in dropped.itertuples(index=False)
-    ]
+    tables.bad_rows += [Unused(f"{row.table}: {row.role} id {row.id}", CONFLICT) for row in rows_of(dropped)]
     kept = rows[~conflicting]
     tables.num_duplicates = int((kept.groupby(["role", "id"]).size() > 1).sum())
     # A row with a sex before one without.
@@ -161,6 +159,11 @@ def _settled(rows: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
         ["role", "id", "unknown", "table"], kind="stable"
     )
     return kept.drop_duplicates(["role", "id"])[COLUMNS].reset_index(drop=True)
+
+
+def rows_of(table: pd.DataFrame) -> Iterable[Any]:
+    """Return the rows of a table with its columns as attributes."""
+    return table.itertuples(index=False)
 
 
 def _read_csv(path: Path) -> pd.DataFrame:

@@ -119,7 +119,7 @@ def decode_all(
     # The images of an npz file are one array in memory, which worker processes would only copy.
     if wanted <= 1 or len(items) <= 1 or file_of(items[0].path) != items[0].path:
         for item in items:
-            yield item, *_decode_chunk(decode, [item])
+            yield item, _decoded(decode, item)
         return
     even = -(-len(items) // (4 * wanted))
     length = max(1, min(MAX_CHUNK, even, BYTES_PER_CHUNK * len(items) // max(num_bytes, 1)))
@@ -131,13 +131,14 @@ def decode_all(
 
 
 def _decode_chunk(decode: Decode, items: Sequence[Item]) -> list[Result]:
-    results: list[Result] = []
-    for item in items:
-        try:
-            results.append(decode(item))
-        except DataError as error:
-            results.append(str(error))
-    return results
+    return [_decoded(decode, item) for item in items]
+
+
+def _decoded(decode: Decode, item: Item) -> Result:
+    try:
+        return decode(item)
+    except DataError as error:
+        return str(error)
 
 
 def _checked(dataset: str, items: list[Item]) -> list[Item]:
@@ -219,8 +220,8 @@ def _finish(
     import pandas as pd
 
     table = pd.DataFrame(rows).astype({name: kind for name, kind in COLUMNS.items() if name != "split"})
-    columns = (table[name].tolist() for name in ("key", "group", "sha256", "official"))
-    table["split"] = split_samples(*columns, dataset.split_seed)
+    keys, groups, hashes, official = (table[name].tolist() for name in ("key", "group", "sha256", "official"))
+    table["split"] = split_samples(keys, groups, hashes, official, dataset.split_seed)
     kept = table["split"] != ""
     reason = "same bytes or person as a sample of a published split"
     unused = [*index.unused, *(Unused(path, reason) for path in table["path"][~kept])]
@@ -300,12 +301,11 @@ def _target_facts(manifest: pd.DataFrame) -> dict[str, Any]:
 def _histogram(manifest: pd.DataFrame) -> dict[str, dict[str, int]]:
     """Count samples by target in whole units, by split and sex: it shows a split that lacks ages."""
     names = (manifest["split"] + " " + manifest["sex"]).str.rstrip()
-    histogram: dict[str, dict[str, int]] = defaultdict(dict)
-    for (target, name), number in (
-        manifest.groupby([manifest["target"].round().astype(int), names]).size().items()
-    ):
-        histogram[str(target)][name] = int(number)
-    return dict(histogram)
+    targets = manifest["target"].round().astype(int)
+    histogram = {}
+    for target, inner in names.groupby(targets):
+        histogram[str(target)] = {str(name): int(n) for name, n in inner.value_counts().sort_index().items()}
+    return histogram
 
 
 def _duplicates(table: pd.DataFrame) -> dict[str, Any]:

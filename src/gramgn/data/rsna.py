@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.labels import LabelTables, read_tables, role_of
+from gramgn.data.labels import LabelTables, read_tables, role_of, rows_of
 from gramgn.data.scan import walk
 from gramgn.data.types import DatasetOptions, Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_number
@@ -113,7 +113,7 @@ class RSNA(ImageDataset):
         unused += copies + self._unmatched(join, tables)
         official = self._official_splits(set(join.pairs["role"]))
         items = []
-        for row in join.pairs.itertuples(index=False):
+        for row in rows_of(join.pairs):
             if row.role in official:
                 key = f"{PREFIX[row.role]}{row.id}"
                 items.append(Item(key, row.path, row.months, "", row.sex, official[row.role]))
@@ -174,11 +174,11 @@ class RSNA(ImageDataset):
         return {"train": "", "test": "test"}
 
     def _unmatched(self, join: _Join, tables: LabelTables) -> list[Unused]:
-        missing = [f"{row.table}: id {row.id}" for row in join.missing.itertuples(index=False)]
+        missing = [f"{row.table}: id {row.id}" for row in rows_of(join.missing)]
         return [
             *(Unused(path, "label without an image") for path in missing),
             *tables.bad_rows,
-            *(Unused(row.path, _extra_reason(row, tables)) for row in join.extra.itertuples(index=False)),
+            *(Unused(row.path, _extra_reason(row, tables)) for row in rows_of(join.extra)),
         ]
 
     @staticmethod
@@ -214,8 +214,8 @@ def _without_copies(root: Path, images: pd.DataFrame) -> tuple[pd.DataFrame, lis
     is_copy = images.duplicated(["role", "id"])
     first = images[~is_copy].set_index(["role", "id"])["path"]
     copies = []
-    for copy in images[is_copy].itertuples(index=False):
-        original = first[copy.role, copy.id]
+    for copy in rows_of(images[is_copy]):
+        original = str(first[copy.role, copy.id])
         if not filecmp.cmp(root / original, root / copy.path, shallow=False):
             raise DataError(
                 f"two different images for id {copy.id}: {root / original} and {root / copy.path}. "

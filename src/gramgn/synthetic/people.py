@@ -85,7 +85,7 @@ def stream(seed: int, purpose: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, purpose, index))))
 
 
-def hands(num_images: int, seed: int, reader_sd: float) -> list[HandCase]:
+def hand_cases(num_images: int, seed: int, reader_sd: float) -> list[HandCase]:
     """List the hands of a set; bone ages and sexes are distributed as in the RSNA training set.
 
     Boys are older there (means 135.3 and 117.9 months), so the probability of a boy rises with the age.
@@ -109,7 +109,7 @@ def hands(num_images: int, seed: int, reader_sd: float) -> list[HandCase]:
     return cases
 
 
-def faces(num_images: int, seed: int, apparent_age_sd: float) -> list[FaceCase]:
+def face_cases(num_images: int, seed: int, apparent_age_sd: float) -> list[FaceCase]:
     """List the photos of a set; ages and sexes are distributed as in AFAD between 18 and 39.
 
     A person's further photos are sometimes taken in later years, and then lie in another age folder, as in

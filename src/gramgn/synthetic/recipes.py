@@ -20,8 +20,8 @@ from gramgn.synthetic.people import (
     PHOTO,
     FaceCase,
     HandCase,
-    faces,
-    hands,
+    face_cases,
+    hand_cases,
     stream,
 )
 from gramgn.synthetic.store import Recipe
@@ -40,10 +40,10 @@ def hand_recipe(num_images: int, seed: int, reader_sd: float, marker: dict[str, 
     Args:
         num_images: Number of radiographs.
         seed: Seed of the set.
-        reader_sd: See `hands`.
+        reader_sd: See `hand_cases`.
         marker: Content of `synthetic.json`.
     """
-    cases = hands(num_images, seed, reader_sd)
+    cases = hand_cases(num_images, seed, reader_sd)
     order = stream(seed, HAND_ROWS, 0).permutation(num_images)
     rows = [f"{cases[i].number},{cases[i].label},{cases[i].male}\n" for i in order]
     extras = {
@@ -62,10 +62,10 @@ def face_recipe(
     Args:
         num_images: Number of photos.
         seed: Seed of the set.
-        apparent_age_sd: See `faces`.
+        apparent_age_sd: See `face_cases`.
         marker: Content of `synthetic.json`.
     """
-    cases = faces(num_images, seed, apparent_age_sd)
+    cases = face_cases(num_images, seed, apparent_age_sd)
     names = sorted(case.path.removeprefix("AFAD-Lite/") for case in cases)
     folders = sorted({case.path.rpartition("/")[0] for case in cases})
     extras = {f"{folder}/Thumbs.db": _THUMBS_DB for folder in folders[::7]}
