@@ -77,7 +77,12 @@ def test_a_synthetic_set_says_so() -> None:
     assert (real < 128).sum() < (synthetic < 128).sum()
 
 
-def test_what_is_no_set_of_images_is_refused(images: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "images",
+    [np.zeros((4, 10), np.float32), np.zeros((4, 2, 8, 8), np.uint8), np.zeros((0, 1, 8, 8), np.uint8)],
+    ids=["features", "two channels", "empty"],
+)
+def test_what_is_no_set_of_images_is_rejected(images: np.ndarray) -> None:
     with pytest.raises(DataError, match="tiny"):
         contact_sheet(data(images))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_cases import snapshot, write_afad
+from data_slow import SlowAFAD
 
 from gramgn.data import AFAD
 
@@ -59,12 +60,12 @@ def members(group: int) -> list[int]:
 
 def test_kill_9_and_run_again(tmp_path: Path) -> None:
     """D02: killed, there is no set; run again, the result is as if never killed."""
-    write_afad(tmp_path / "raw", 150)
+    write_afad(tmp_path / "raw", 60)
     process = start(tmp_path, 2)
     wait_for(lambda: is_decoding(tmp_path), "the first image")
     process.kill()
     process.communicate()
-    dataset = AFAD(tmp_path / "raw", prepared_root=tmp_path / "prepared", workers=1)
+    dataset = SlowAFAD(tmp_path / "raw", prepared_root=tmp_path / "prepared", workers=2)
     assert not dataset.prepared_folder(16).exists()
     if Path("/proc/self/stat").exists():
         wait_for(lambda: not members(process.pid), "the end of the orphaned workers")
