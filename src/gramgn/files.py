@@ -1,11 +1,10 @@
-"""Files and folders that are whole once they have their name: locks, fsync, renames, full disks."""
+"""Files and folders that are whole once they have their name: fsync, renames, full disks."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import hashlib
-import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,42 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from gramgn.errors import DataError
-from gramgn.progress import say
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, waiting: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file while the block runs.
-
-    The operating system releases the lock when the process ends, however it ends. The file stays.
-
-    Args:
-        path: The lock file; its folder must exist.
-        waiting: Shown once if another process holds the lock and this one has to wait.
-
-    Raises:
-        RuntimeError: A worker process is importing its parent's script, which has no main guard: waiting for a lock
-            that the parent holds would never end.
-    """
-    from filelock import FileLock, Timeout
-
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError(
-            "a worker process has run the script that started it; put the script's code under "
-            "if __name__ == '__main__'"
-        )
-    lock = FileLock(path)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        say(waiting)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager

@@ -30,6 +30,21 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def check_main_guard() -> None:
+    """Raise in a worker process that is still importing its parent's script, which lacks a main guard.
+
+    To be called before waiting for a lock: the parent may hold it, and both would wait forever.
+
+    Raises:
+        RuntimeError: As the standard library does when such a worker starts processes of its own.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a worker process has run the script that started it; put the script's code under "
+            "if __name__ == '__main__'"
+        )
+
+
 def map_in_processes(
     function: Callable[[T], R], tasks: Iterable[T], workers: int, *, died: str
 ) -> Iterator[R]:

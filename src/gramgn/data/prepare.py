@@ -40,9 +40,10 @@ from gramgn.data.prepared import (
 from gramgn.data.split import split_samples
 from gramgn.data.types import SPLITS, Decoded, Index, Item, Unused
 from gramgn.errors import DataError
-from gramgn.files import flush, locked, replace_folder, write_text, writing
+from gramgn.files import flush, replace_folder, write_text, writing
+from gramgn.locks import locked
 from gramgn.progress import say, track
-from gramgn.workers import available_cores, map_in_processes
+from gramgn.workers import available_cores, check_main_guard, map_in_processes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,6 +76,7 @@ def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
         DataError: Two items of one key, a target that is not finite, files that cannot be decoded
             (`on_bad_image="error"`), a full disk, or a folder that cannot be written.
     """
+    check_main_guard()
     folder, size = dataset.prepared_folder(image_size), dataset.size_for(image_size)
     items = _checked(dataset.name, index.items)
     sizes = _file_sizes(dataset.root, items)
@@ -82,8 +84,8 @@ def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
     needed_bytes = len(items) * dataset.stored_channels * size**2
     with writing(folder.parent, "dataset.prepared_root", needed_bytes):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another process is preparing {folder.name}; waiting for it"
-        with locked(folder.with_name(f".{folder.name}.lock"), waiting=waiting):
+        busy = f"another process is preparing {folder.name}; waiting for it"
+        with locked(folder.with_name(f".{folder.name}.lock"), busy, wait=True):
             if _is_current(dataset, folder, listing, dataset.command(image_size)):
                 return folder
             new = folder.with_name(folder.name + ".new")

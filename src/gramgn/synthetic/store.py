@@ -15,9 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gramgn.data import SYNTHETIC_MARKER
 from gramgn.errors import DataError
-from gramgn.files import flush_folder, free_bytes, locked, write_text, writing
+from gramgn.files import flush_folder, free_bytes, write_text, writing
+from gramgn.locks import locked
 from gramgn.progress import say, track
-from gramgn.workers import available_cores, map_in_processes
+from gramgn.workers import available_cores, check_main_guard, map_in_processes
 
 CHUNK = 32  # pictures per task
 ALONE_BELOW = 96  # drawing fewer pictures takes less time than starting processes
@@ -94,10 +95,11 @@ def generate(name: str, folder: Path, recipe: Recipe[C], workers: int | None = N
     Raises:
         DataError: The disk is full or not writable, something else lies in `folder`, or a process was killed.
     """
+    check_main_guard()
     with writing(folder.parent, "dataset.root", len(recipe.cases) * recipe.bytes_per_image):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        waiting = f"another process is drawing {folder.name}; waiting for it"
-        with locked(folder.parent / f".{folder.name}.lock", waiting=waiting):
+        busy = f"another process is drawing {folder.name}; waiting for it"
+        with locked(folder.parent / f".{folder.name}.lock", busy, wait=True):
             if matches(folder, recipe.marker):
                 return
             partial_folder = folder.parent / f".{folder.name}.partial"
