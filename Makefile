@@ -72,13 +72,13 @@ report: $(READY) ## one page about all runs, outputs/report/index.html; RESULTS=
 	@$(BIN)/python scripts/make_report.py $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)))
 
 bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
-	@$(BIN)/python scripts/bench_step.py --breakdown --kernels
+	@$(BIN)/python benchmarks/step.py --breakdown --kernels
 
 bench-pipeline: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
-	@$(BIN)/python scripts/bench_pipeline.py
+	@$(BIN)/python benchmarks/pipeline.py
 
 gpu-report: $(READY) ## the step on a CUDA device, into outputs/results (under 8 minutes)
-	@$(BIN)/python scripts/bench_step.py --device cuda --breakdown --report --limit-s 300
+	@$(BIN)/python benchmarks/step.py --device cuda --breakdown --report --limit-s 300
 
 clean: ## remove caches (no data, no results)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gramgn.bench import PATHS, Settings, Shape, make_problem, measure
-from gramgn.bench._breakdown import PARTS, profile_step
-from gramgn.bench._paths import ours, parameters_of
+from benchmarks.breakdown import PARTS, profile_step
+from benchmarks.measure import Settings, measure
+from benchmarks.paths import PATHS, ours, parameters_of
+from benchmarks.problem import Shape, make_problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +64,7 @@ def test_the_report_names_the_card(tmp_path: Path, repository: Path) -> None:
     file = tmp_path / "report.csv"
     command = [
         sys.executable,
-        "scripts/bench_step.py",
+        "benchmarks/step.py",
         "--device",
         "cuda",
         "--smoke",

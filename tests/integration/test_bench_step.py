@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(REPOSITORY / "scripts" / "bench_step.py"), *arguments],
+        [sys.executable, str(REPOSITORY / "benchmarks" / "step.py"), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -38,7 +38,7 @@ def test_smoke(tmp_path: Path) -> None:
         "torch ",
         "1 threads",
         "alpha 0.3 in the mean convention",
-        "floor by operation",
+        "least ratio by operation",
     ):
         assert text in done.stdout
     for part in ("forward", "backward", "blocks", "gram", "solve", "update", "other", "step"):
@@ -87,7 +87,7 @@ def test_sweep_and_markdown() -> None:
             "error: there is no path 'opacsu' (did you mean 'opacus'?); there are: sgd, ",
         ),
         (("--rounds", "0"), "'0' must be a whole number of at least 1"),
-        (("--csv", "."), "error: --csv .: that is a folder; name a file"),
+        (("--csv", "."), "error: --csv . is a folder; give the name of a file"),
     ],
 )
 def test_bad_input_is_one_message_before_any_work(arguments: tuple[str, ...], message: str) -> None:
@@ -103,8 +103,8 @@ def test_the_report_of_a_card_is_refused_without_one() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     (line,) = [line for line in makefile.splitlines() if "--device cuda" in line]
     before = set((REPOSITORY / "outputs" / "results").glob("*"))
-    done = bench(*line.split("bench_step.py")[1].split())
+    done = bench(*line.split("step.py")[1].split())
     assert done.returncode == 2
-    assert done.stderr == "error: there is no CUDA device on this machine; take --device cpu (make bench)\n"
+    assert done.stderr == "error: there is no CUDA device on this machine; use --device cpu (make bench)\n"
     assert done.stdout == ""
     assert set((REPOSITORY / "outputs" / "results").glob("*")) == before

@@ -76,6 +76,6 @@ def test_archive_parts_are_checked_against_the_published_hashes(repository: Path
 def test_benchmark_runs(repository: Path, tmp_path: Path) -> None:
     write_png(tmp_path / "images", range(4))
     arguments = ["--images", str(tmp_path / "images"), "--workers", "1", "--num", "6"]
-    done = run(repository, "bench_prepare.py", *arguments, cwd=tmp_path)
+    done = run(repository, "../benchmarks/prepare.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("images/s") == 5

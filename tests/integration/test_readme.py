@@ -262,7 +262,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "python -m pip install .": package_alone,
     'python -m pip install ".[bench]"': an_extra,
     'python -m pip install ".[muon]"': an_extra,
-    "python scripts/bench_step.py --sweep": short_sweep,
+    "python benchmarks/step.py --sweep": short_sweep,
     "wandb login": account,
     "python scripts/prepare_data.py dataset=afad archive=/data/tarball-lite": archive_parts,
     'python scripts/upload_runs.py "outputs/runs/<run folder>"': upload_to_files,

@@ -5,22 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gramgn.bench import (
-    PATHS,
-    Path,
-    Problem,
-    Result,
-    Settings,
-    Shape,
-    choose_paths,
-    make_problem,
-    measure,
-    safe,
-)
-from gramgn.bench._memory import peak_mib
-from gramgn.bench._networks import plain_name, wrapped
-from gramgn.bench._paths import ours, parameters_of, sgd
-from gramgn.bench._prepared import Prepared, gram_update
+from benchmarks.measure import Result, Settings, measure, peak_mib
+from benchmarks.packages import Prepared, gram_update, plain_name, wrapped
+from benchmarks.paths import PATHS, Path, choose_paths, ours, parameters_of, sgd
+from benchmarks.problem import Problem, Shape, make_problem
 from gramgn.errors import InputError
 
 CPU = torch.device("cpu")
@@ -50,10 +38,6 @@ def test_paths_always_hold_sgd_in_both_formats() -> None:
     assert [path.name for path in choose_paths(["vmap"])] == ["sgd", "sgd-cl", "vmap"]
     with pytest.raises(InputError, match=r"no path 'vmpa' \(did you mean 'vmap'\?\)"):
         choose_paths(["vmpa"])
-
-
-def test_a_card_s_name_becomes_a_file_name() -> None:
-    assert safe("NVIDIA H100 80GB HBM3 (x/y)") == "NVIDIA-H100-80GB-HBM3-x-y"
 
 
 # --- The problem ---

@@ -22,7 +22,6 @@ ALLOWED = {
     "training": {"optim", "records"},
     "theory.rates": set(),
     "theory": {"optim", "models", "theory.rates"},
-    "bench": {"optim", "models"},
     "figures": {"records", "theory.rates"},
     "report": {"figures", "records"},
     "app": {
@@ -36,7 +35,6 @@ ALLOWED = {
         "figures",
         "theory",
         "theory.rates",
-        "bench",
     },
 }
 # Above all others.

@@ -5,6 +5,7 @@ from gramgn.training.clock import Clock
 from gramgn.training.config import TrainerConfig
 from gramgn.training.data import Scaling, TensorData
 from gramgn.training.device import (
+    PeakMemory,
     Precision,
     apply_settings,
     choose_device,
@@ -31,6 +32,7 @@ __all__ = [
     "Diverged",
     "EpochMeter",
     "Evaluation",
+    "PeakMemory",
     "Precision",
     "Reporter",
     "Scaling",

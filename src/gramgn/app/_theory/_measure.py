@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramgn.bench import Parts, Settings, Shape, time_parts
+from benchmarks.measure import Parts, time_parts
+from benchmarks.problem import Shape
 from gramgn.figures import Cost, Epoch, Setting, TheoryRun
 from gramgn.models import TwoLayer
 from gramgn.theory import (
@@ -152,8 +153,7 @@ def measure_costs(shapes: Sequence[Shape], rounds: int, machine: Machine) -> Ite
         rounds: How often each is timed.
         machine: What stands in every row.
     """
-    settings = Settings(torch.device("cpu"), torch.get_num_threads(), rounds)
-    for found in time_parts(shapes, settings):
+    for found in time_parts(shapes, torch.device("cpu"), rounds):
         yield _cost(found, machine)
 
 
@@ -173,7 +173,7 @@ def _cost(found: Parts, machine: Machine) -> Cost:
         solve_s=parts["solve"],
         update_s=parts["update"],
         sgd_s=found.sgd_s,
-        forward_ops=b * found.floor.forward,
+        forward_ops=b * found.counts.forward,
         gram_ops=float(b * b * m),
         solve_ops=b**3 / 3,
         device=machine.device,

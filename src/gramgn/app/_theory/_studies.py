@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gramgn.bench import Shape
+from benchmarks.problem import Shape
 from gramgn.data import Sphere
 
 

@@ -1,9 +1,9 @@
-"""What the library's kernels allow: SGD's weight gradients are sums, ours are one for each sample.
+"""A bound from the library's kernels: SGD's weight gradients are sums, ours are one per sample.
 
-For every shape of convolution in a network the library's own summed weight gradient is timed beside each way of
-forming the gradients of single samples and beside the Gram product of the block. A step of SGD in which the
-fastest of these takes the place of the sum is what no engine of the same kernels can be faster than: nothing
-else that a step does, from Python to the copies between layers, is counted.
+For every shape of convolution in a network, the library's own summed weight gradient is timed together with each
+way of forming the gradients of single samples and with the Gram product of the block. No engine built on these
+kernels is faster than a step of SGD in which the fastest of them replaces the sum; everything else in a step, from
+Python to the copies between layers, is left out.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramgn.bench._problem import Problem
-from gramgn.bench._timing import interleaved
+from benchmarks.problem import Problem
+from benchmarks.timing import interleaved
 from gramgn.optim.stream import PATHS, Buffers, Memory, applicable, gram_of, static_choice
 
 SUMMED, GRAM = "summed", "Gram"
@@ -31,8 +31,8 @@ class Kernels:
 
     Attributes:
         shape: Channels and filters, kernel, plane, in words.
-        count: How many layers have it.
-        seconds: Median seconds of one layer by kernel: ``"summed"``, ``"Gram"``, and the names of paths.
+        count: Number of layers with this shape.
+        seconds: Median seconds of one layer by kernel: `"summed"`, `"Gram"`, and the names of paths.
         chosen: The path that the engine takes.
     """
 
@@ -43,18 +43,18 @@ class Kernels:
 
     @property
     def fastest(self) -> str:
-        """The path of least time."""
+        """The fastest path."""
         return min(
             (name for name in self.seconds if name not in (SUMMED, GRAM)), key=self.seconds.__getitem__
         )
 
     def beyond_sgd(self, path: str) -> float:
-        """Return seconds of all layers of this shape by ``path``, with the Gram product, less SGD's."""
+        """Return seconds of all layers of this shape by `path`, with the Gram product, less SGD's."""
         return self.count * (self.seconds[path] + self.seconds[GRAM] - self.seconds[SUMMED])
 
 
 def least_ratio(kernels: Iterable[Kernels], sgd_s: float) -> float:
-    """Return the least ratio to a step of SGD of ``sgd_s`` seconds that the kernels allow."""
+    """Return the least ratio to a step of SGD of `sgd_s` seconds that the kernels allow."""
     return 1 + sum(each.beyond_sgd(each.fastest) for each in kernels) / sgd_s
 
 

@@ -9,17 +9,26 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from gramgn.bench._graphs import captured_ours, captured_sgd
-from gramgn.bench._networks import plain_name
-from gramgn.bench._packages import BACKPACK_VARIANTS, OPACUS_VARIANTS, backpack, opacus, torch_lm
-from gramgn.bench._prepared import MOMENTUM, SGD_LR, Prepared
-from gramgn.bench._problem import ALPHA, LAM, Problem
+from benchmarks.packages import (
+    BACKPACK_VARIANTS,
+    OPACUS_VARIANTS,
+    Prepared,
+    backpack,
+    opacus,
+    plain_name,
+    torch_lm,
+)
+from benchmarks.problem import ALPHA, LAM, Problem
 from gramgn.errors import InputError, nearest
 from gramgn.optim import GramGaussNewton, Stream
 
 CHANNELS_LAST = "channels last"
 PER_SAMPLE = "its per-sample gradients, the update by the formula in float64"
 INSTALL = "pip install 'gramgn[bench]'"
+SGD_LR = 1e-6
+"""Small enough that the weights hardly move while steps are timed."""
+MOMENTUM = 0.9
+WARM_UP = 3
 
 Build = Callable[[Problem, float, str], Prepared]
 
@@ -29,14 +38,14 @@ class Path:
     """One way of taking a step.
 
     Attributes:
-        name: On the command line and in the CSV file.
-        label: In the table.
+        name: The name on the command line and in the CSV file.
+        label: The name in the table.
         build: Called with the problem, lr and a variant.
         variants: The forms in which the path can run; the fastest is measured.
         package: The optional package that it needs, as it is imported.
-        images: It is another memory format of images, so it has no meaning for an MLP.
-        cuda: It needs a CUDA device.
-        remark: What is to be said of it below the table.
+        images: Whether it is another memory format of images, without a meaning for an MLP.
+        cuda: Whether it needs a CUDA device.
+        remark: A remark below the table.
     """
 
     name: str
@@ -50,12 +59,12 @@ class Path:
 
     @property
     def sgd(self) -> bool:
-        """Whether this is SGD, which computes another step than the rest."""
+        """Whether this is SGD, which computes another step than the others."""
         return self.name.startswith("sgd")
 
     @property
     def ours(self) -> bool:
-        """Whether this is ours at its default engine, in any format."""
+        """Whether this is our optimizer with its default engine, in any format."""
         return self.name.startswith("ours")
 
     @property
@@ -64,13 +73,13 @@ class Path:
         return self.name.endswith("-graph")
 
     def obstacle(self) -> str | None:
-        """Return why the path cannot run here at all, None if it can."""
+        """Return why the path cannot run here, or None if it can."""
         if self.package and importlib.util.find_spec(self.package) is None:
             return f"not installed: {INSTALL}"
         return None
 
     def variants_for(self, problem: Problem) -> tuple[str, ...]:
-        """Return the variants to choose from; they differ in how they treat images."""
+        """Return the variants to choose from; those of images have no meaning for an MLP."""
         return self.variants if problem.shape.pixels else self.variants[:1]
 
     def fits(self, problem: Problem) -> bool:
@@ -81,7 +90,7 @@ class Path:
 
 
 def sgd(problem: Problem, lr: float, variant: str) -> Prepared:
-    """Stochastic gradient descent with momentum, torch's own defaults; ``variant`` is the memory format."""
+    """Stochastic gradient descent with momentum, torch's own defaults; `variant` is the memory format."""
     return _sgd(problem, variant, fused=None)
 
 
@@ -104,7 +113,7 @@ def _sgd(problem: Problem, variant: str, fused: bool | None) -> Prepared:
 
 
 def ours(problem: Problem, lr: float, variant: str) -> Prepared:
-    """Our streaming engine; ``variant`` is the memory format."""
+    """Our streaming engine; `variant` is the memory format."""
     return _ours(problem, lr, variant, "stream")
 
 
@@ -114,12 +123,12 @@ def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
 
 
 def vmap(problem: Problem, lr: float, variant: str) -> Prepared:
-    """``torch.func.vmap`` of ``grad`` over the whole batch: our engine of that name."""
+    """`torch.func.vmap` of `grad` over the whole batch: our engine of that name."""
     return _ours(problem, lr, variant, "vmap")
 
 
 def loop(problem: Problem, lr: float, variant: str) -> Prepared:
-    """One backward pass for each sample: the oracle."""
+    """One backward pass per sample: the reference."""
     return _ours(problem, lr, variant, "loop")
 
 
@@ -143,8 +152,40 @@ def _ours(problem: Problem, lr: float, variant: str, engine: str | Stream) -> Pr
 
 
 def _last(build: Build) -> Build:
-    """Return ``build`` with its memory format set to channels last."""
+    """Return `build` with its memory format set to channels last."""
     return lambda problem, lr, variant: build(problem, lr, CHANNELS_LAST)
+
+
+def captured_sgd(problem: Problem, lr: float, variant: str) -> Prepared:
+    """SGD with momentum, its whole step in one graph: forward, backward and update, channels last."""
+    model, x = problem.copied(channels_last=problem.shape.pixels is not None)
+    y = problem.y
+    optimizer = torch.optim.SGD(model.parameters(), lr=SGD_LR, momentum=MOMENTUM)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+
+    # Before a capture, workspaces and momentum buffers must exist, made on another stream.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return Prepared(graph.replay, model)
+
+
+def captured_ours(problem: Problem, lr: float, variant: str) -> Prepared:
+    """Our step from captured graphs: forward to Gram in one, update in the other, the solve between them."""
+    model, x = problem.copied(channels_last=problem.shape.pixels is not None)
+    optimizer = GramGaussNewton(model, lr=lr, lam=LAM, alpha=ALPHA, damping_convention="mean")
+    step = optimizer.capture(lambda x, y: model(x) - y, x, problem.y)
+    return Prepared(lambda: step(x, problem.y), model)
 
 
 PATHS = {
@@ -174,10 +215,10 @@ DEFAULT_PATHS = tuple(name for name in PATHS if name != "sgd-fused")
 
 
 def choose_paths(names: Iterable[str]) -> list[Path]:
-    """Return the paths of these names, SGD in both formats first: it is what the others are set against.
+    """Return the paths of these names, preceded by SGD in both formats, to which the others are compared.
 
     Raises:
-        InputError: There is no path of a name.
+        InputError: A name is unknown.
     """
     chosen = dict.fromkeys(("sgd", "sgd-cl", *names))
     for name in chosen:
@@ -189,5 +230,5 @@ def choose_paths(names: Iterable[str]) -> list[Path]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a path's parameters, detached, by the names they have in the problem's own network."""
+    """Return a path's parameters, detached, under their names in the network of the problem."""
     return {plain_name(name): param.detach() for name, param in model.named_parameters()}

@@ -1,10 +1,10 @@
-"""Measure prepare against bare Pillow decoding of the same files, in images a second.
+"""Measure the preparation of images relative to bare decoding by Pillow, in images per second.
 
-python scripts/bench_prepare.py                                # made on the spot, about 1,300 x 1,600
-python scripts/bench_prepare.py --images /data/rsna --num 100    # real ones
+python benchmarks/prepare.py                                # synthetic images of about 1,300 x 1,600
+python benchmarks/prepare.py --images /data/rsna --num 100    # real images
 
-One core is measured in processor time, several processes in elapsed time, so run it on an idle machine.
-The processes take about a second to start: with few images that shows in the last line.
+One core is measured in processor time, several processes in elapsed time, so run it on an idle machine. The
+processes take about a second to start, which shows in the last line if there are few images.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ DISTINCT = 24
 def main() -> None:
     """Print decode and prepare throughput on one core, and of the whole prepare on several."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--images", type=Path, help="folder of PNG files (default: images made for the purpose)"
-    )
+    parser.add_argument("--images", type=Path, help="folder of PNG files (default: synthetic images)")
     parser.add_argument("--num", type=int, default=120, help="number of images")
     parser.add_argument("--workers", type=int, default=2, help="processes of the second measurement")
     given = parser.parse_args()
@@ -72,7 +70,7 @@ def report(root: Path, files: list[Path], workers: int) -> None:
     show("read, decode and resize, one core", len(files), load_s, decode_s)
     show("whole prepare, one core", len(files), prepare_s, decode_s)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(decode, files[:workers]))  # the start of the processes is not what is compared
+        list(pool.map(decode, files[:workers]))  # not to measure the start of the processes
         pooled_s, started_s = best(
             time.perf_counter,
             lambda: list(pool.map(decode, files, chunksize=4)),
@@ -90,7 +88,7 @@ def show(what: str, num: int, seconds: float, reference_s: float) -> None:
 
 
 def best(clock: Callable[[], float], *works: Callable[[], object]) -> list[float]:
-    """Return the shortest of a few durations in seconds of each work, the works taking turns."""
+    """Return the shortest of several durations in seconds of each function; they take turns."""
     durations: list[list[float]] = [[] for _ in works]
     for _ in range(REPEATS):
         for work, times in zip(works, durations, strict=True):
@@ -106,7 +104,7 @@ def decode(file: Path) -> None:
 
 
 def prepare(root: Path, workers: int) -> None:
-    """Prepare all images into a folder that is thrown away."""
+    """Prepare all images into a temporary folder."""
     with tempfile.TemporaryDirectory() as prepared:
         RSNA(root, prepared_root=prepared, workers=workers).prepare(64)
 

@@ -1,17 +1,14 @@
-"""How the cost of a step grows with the batch: t(b) = t0 + a b + c b^2 m, fitted to a sweep over b."""
+"""The cost of a step as a function of the batch size, t(b) = t0 + a b + c b^2 m, fitted to a sweep over b."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
 
-from gramgn.bench._measure import Result
-from gramgn.bench._problem import Shape
-
-BATCHES = (16, 32, 64, 128, 256, 512, 1024)
+from benchmarks.measure import Result
 
 
 @dataclass(frozen=True)
@@ -19,9 +16,9 @@ class Fit:
     """The cost of a step as a function of b.
 
     Attributes:
-        fixed_s: t0, seconds of a step of any size.
-        linear_s: a, seconds for each sample.
-        square_s: c, seconds for each of the b^2 m multiply-adds of the Gram product.
+        fixed_s: t0, seconds per step.
+        linear_s: a, seconds per sample.
+        square_s: c, seconds per multiply-add of the Gram product, of which there are b^2 m.
         num_params: m.
         misfit: The largest relative distance of a measured time from the fit.
     """
@@ -44,11 +41,11 @@ class Fit:
 def fit_cost(seconds: Mapping[int, float], num_params: int) -> Fit:
     """Fit t0, a, c >= 0 by least squares of the relative distances.
 
-    Every choice of terms that is left out (0) is tried and the best one with no negative term taken: with three
-    terms that is the exact solution of the constrained problem.
+    Every choice of terms set to 0 is tried, and the best fit without a negative term is taken: with three terms
+    this is the exact solution of the constrained problem.
 
     Args:
-        seconds: Median seconds of a step by b, at least one.
+        seconds: Median seconds per step by b, at least one entry.
         num_params: m.
     """
     b = torch.tensor(list(seconds), dtype=torch.float64)
@@ -70,13 +67,8 @@ def fit_cost(seconds: Mapping[int, float], num_params: int) -> Fit:
     return Fit(float(chosen[0]), float(chosen[1]), float(chosen[2]), num_params, misfit)
 
 
-def sweep_shapes(batches: Sequence[int], size: int, pixels: int) -> list[Shape]:
-    """Return the shapes of a sweep: one ResNet, one size of image, every b."""
-    return [Shape("resnet", size, b, pixels) for b in batches]
-
-
 def sweep_results(results: Iterable[Result]) -> dict[str, dict[int, float]]:
-    """Return median seconds of a step by b, of SGD and of ours, each in its fastest format at that b."""
+    """Return median seconds per step by b, of SGD and of ours, each in its fastest format at that b."""
     seconds: dict[str, dict[int, float]] = {"SGD": {}, "ours": {}}
     for result in results:
         for name, row in (("SGD", result.row(result.reference)), ("ours", result.fastest_of_ours())):

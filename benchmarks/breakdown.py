@@ -1,8 +1,8 @@
-"""Where the time of our step goes: the ranges ``gramgn.*`` that the engine marks for torch's profiler.
+"""Where the time of our step goes: the ranges `gramgn.*` that the engine marks for torch's profiler.
 
-A moment belongs to the innermost range around it. On the CPU that splits the clock; on CUDA it splits the
-kernels' own time by where they were launched from, also from autograd's thread, and what is left of the step is
-the device's waiting for the host and the kernels outside of any range.
+Every moment belongs to the innermost range around it. On the CPU this splits the elapsed time; on CUDA it splits
+the kernels' time by the place of their launch, autograd's thread included, and the rest of the step is the device
+waiting for the host and kernels outside of all ranges.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gramgn.bench._timing import synchronize
+from benchmarks.timing import synchronize
 
 PREFIX = "gramgn."
 PARTS = ("forward", "backward", "blocks", "gram", "solve", "update")
@@ -36,7 +36,7 @@ class Breakdown:
 
     Attributes:
         step_s: The whole step.
-        parts: Seconds by range, each without the ranges inside it.
+        parts: Seconds by range, without the ranges inside it.
     """
 
     step_s: float
@@ -44,12 +44,12 @@ class Breakdown:
 
     @property
     def other_s(self) -> float:
-        """What no range covers, so that the parts and this are the step."""
+        """The time that no range covers: the step less its parts."""
         return self.step_s - sum(self.parts.values())
 
 
 def profile_step(step: Callable[[], object], device: torch.device, num_steps: int = NUM_STEPS) -> Breakdown:
-    """Take ``num_steps`` steps under torch's profiler and return the mean step, split into its ranges."""
+    """Take `num_steps` steps under torch's profiler and return the mean step, split into its ranges."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -67,7 +67,7 @@ def profile_step(step: Callable[[], object], device: torch.device, num_steps: in
         if event.name.startswith(PREFIX)
     ]
     if device.type == "cuda":
-        # A range may carry a shadow of itself on the device, which is no kernel.
+        # A range may have an image of itself on the device, which is not a kernel.
         kernels = [
             (event.time_range.start * 1e-6, kernel.duration * 1e-6)
             for event in events

@@ -1,4 +1,8 @@
-"""Interleaved timing: in every round each path takes its steps once, so that all see the same machine."""
+"""Interleaved timing: in every round each path takes its turn, so that all see the same machine.
+
+Not by `torch.utils.benchmark`: its `Timer` takes an untimed step before every measurement, which doubles the time of
+slow steps, and its `Compare` prints neither ratios nor their spread.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +41,13 @@ class Spread:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device, so that a clock read now is honest."""
+    """Wait until the device has finished its work, so that a clock read now is honest."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def timed(step: Callable[[], object], device: torch.device, num_steps: int = 1) -> float:
-    """Return the seconds of one step, the mean of ``num_steps`` that follow each other."""
+    """Return the seconds of one step, the mean of `num_steps` in a row."""
     synchronize(device)
     start = time.perf_counter()
     for _ in range(num_steps):
@@ -57,14 +61,14 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Return seconds of one step by path and round.
 
-    The order within a round turns by one place from round to round, and the garbage collector runs between
-    steps, not in them. Short steps are repeated within a round so that the clock has something to measure.
+    The order within a round shifts by one place from round to round, and the garbage collector runs between
+    steps, not in them. Short steps are repeated within a round to be long enough for the clock.
 
     Args:
-        steps: Takes one step, by the path's name.
-        device: Where they run.
-        rounds: How many rounds.
-        limit_s: No round is begun after so many seconds; at least two are done.
+        steps: The function that takes one step, by the path's name.
+        device: The device on which the steps run.
+        rounds: Number of rounds.
+        limit_s: Time in seconds after which no round begins; at least two are done.
     """
     start = time.perf_counter()
     for step in steps.values():
@@ -92,7 +96,7 @@ def _repeats(step_s: float) -> int:
 
 
 def ratios(seconds: Mapping[str, Sequence[float]], reference: str) -> dict[str, Spread]:
-    """Return each path's ratio to ``reference`` by path.
+    """Return the ratio of each path to `reference`, by path.
 
     The median is the ratio of the medians; quartiles and range are those of the ratios of each round, whose two
     steps were taken next to each other.

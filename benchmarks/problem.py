@@ -1,29 +1,44 @@
-"""What is measured: a network, a batch and targets, named on the command line as ``resnet:128x64``."""
+"""The problem that is measured: a network, a batch and targets, named on the command line as `resnet:128x64`."""
 
 from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.bench._networks import MLP
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import InputError
 from gramgn.models import ResNetFixup
 
 LAM = 1.0
 ALPHA = 0.3
-"""alpha of the paper in the mean convention: alpha_sum = ALPHA b."""
+"""The paper's alpha in the mean convention: alpha_sum = ALPHA b."""
 PERTURBATION = 0.05
-"""Standard deviation of what is added to every parameter of the ResNet: the published start is zero in so many
-places that most of J would be zero with it."""
+"""Standard deviation of the noise added to every parameter of the ResNet: at the published start most of J is zero."""
+NUM_LAYERS = 4
 
 _SHAPE = re.compile(r"(resnet|mlp)(\d+)?:(\d+)(?:x(\d+))?")
 _DEFAULT_SIZE = {"resnet": 32, "mlp": 1024}
 _LARGEST = 1 << 16
+
+
+class MLP(nn.Module):
+    """Four linear layers with ReLU between them, `width` inputs and one output."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for _ in range(NUM_LAYERS - 1):
+            layers += [nn.Linear(width, width), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [b, width] to outputs [b]."""
+        output: Tensor = self.layers(x)
+        return output[:, 0]
 
 
 @dataclass(frozen=True)
@@ -31,9 +46,9 @@ class Shape:
     """A network and the size of its batch.
 
     Attributes:
-        network: ``"resnet"`` (ResNetFixup, three channels in) or ``"mlp"`` (four linear layers).
+        network: `"resnet"` (ResNetFixup, three channels in) or `"mlp"` (four linear layers).
         size: Depth of the ResNet, width of the MLP.
-        batch: b, samples in the batch.
+        batch: b, the number of samples in the batch.
         pixels: Height and width of the images; None for the MLP.
     """
 
@@ -44,10 +59,10 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read ``resnet[depth]:<batch>x<pixels>`` or ``mlp[width]:<batch>``; depth 32 and width 1024 if left out.
+        """Read `resnet[depth]:<batch>x<pixels>` or `mlp[width]:<batch>`, by default of depth 32 and width 1024.
 
         Raises:
-            InputError: ``text`` is neither, or a number is out of range.
+            InputError: `text` is neither, or a number is out of range.
         """
         match = _SHAPE.fullmatch(text)
         if match is None or (match[1] == "resnet") != (match[4] is not None):
@@ -65,7 +80,7 @@ class Shape:
 
     @property
     def text(self) -> str:
-        """The shape as it is written on the command line, defaults left out."""
+        """The shape as written on the command line, without defaults."""
         size = "" if self.size == _DEFAULT_SIZE[self.network] else str(self.size)
         return f"{self.network}{size}:{self.batch}" + (f"x{self.pixels}" if self.pixels else "")
 
@@ -82,8 +97,8 @@ class Problem:
     """A network with a batch; every path starts from a copy of it.
 
     Attributes:
-        shape: What it was made for.
-        model: Maps ``x`` to outputs [b].
+        shape: The shape it has.
+        model: Maps `x` to outputs [b].
         x: Inputs [b, 3, pixels, pixels] or [b, width], from N(0, 1).
         y: Targets [b], from N(0, 1).
     """
@@ -105,11 +120,11 @@ class Problem:
 
     @property
     def alpha_sum(self) -> float:
-        """The damping beside the sum J J^T."""
+        """The damping added to the sum J J^T."""
         return alpha_to_sum(ALPHA, "mean", num_samples=self.shape.batch)
 
     def copied(self, channels_last: bool = False) -> tuple[nn.Module, Tensor]:
-        """Return a copy of the network, and the inputs, in the memory format that is asked for."""
+        """Return a copy of the network and the inputs, in channels-last or contiguous memory format."""
         model, x = copy.deepcopy(self.model), self.x
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
@@ -117,9 +132,10 @@ class Problem:
         return model, x
 
     def first(self, num_samples: int) -> Problem:
-        """Return the problem of the first ``num_samples`` samples."""
-        shape = Shape(self.shape.network, self.shape.size, num_samples, self.shape.pixels)
-        return Problem(shape, self.model, self.x[:num_samples], self.y[:num_samples])
+        """Return the problem of the first `num_samples` samples."""
+        return Problem(
+            replace(self.shape, batch=num_samples), self.model, self.x[:num_samples], self.y[:num_samples]
+        )
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return the same numbers in another dtype."""
@@ -127,7 +143,7 @@ class Problem:
 
 
 def make_problem(shape: Shape, device: torch.device, seed: int = 0) -> Problem:
-    """Return the problem of ``shape`` in float32; the same numbers on every device."""
+    """Return the problem of `shape` in float32; the same numbers on every device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module

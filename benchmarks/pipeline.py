@@ -1,9 +1,9 @@
-"""Measure what the pipeline costs beside the optimizer: start-up, overhead of an epoch, memory over epochs.
+"""Measure the costs of the pipeline: start-up, overhead per epoch relative to the steps, memory over epochs.
 
-python scripts/bench_pipeline.py
-python scripts/bench_pipeline.py --optimizer sgd --model resnet_bn --epochs 4
+python benchmarks/pipeline.py
+python benchmarks/pipeline.py --optimizer sgd --model resnet_bn --epochs 4
 
-Preparing images is measured by scripts/bench_prepare.py. Run both on an idle machine.
+Preparing images is measured by benchmarks/prepare.py. Run both on an idle machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def start_up() -> None:
-    """Time the commands that must answer at once."""
+    """Time the commands that must answer immediately."""
     for flags in (["--help"], ["--cfg", "job"]):
         command = [sys.executable, "train.py", *flags]
         seconds = []
@@ -52,7 +52,7 @@ def start_up() -> None:
 
 
 def overhead(given: argparse.Namespace, folder: Path) -> None:
-    """Time the optimizer's steps apart inside a run and say what an epoch costs beside them."""
+    """Time the optimizer's steps within a run and print the cost of an epoch outside of them."""
     from gramgn.training import Stepper
 
     steps_s: list[float] = []
@@ -80,7 +80,7 @@ def overhead(given: argparse.Namespace, folder: Path) -> None:
 
 
 def memory(given: argparse.Namespace, folder: Path) -> None:
-    """Show the peak memory of a run after few and after many epochs."""
+    """Print the peak memory of a run after few and after many epochs."""
     train(given, "debug", MEMORY_EPOCHS, folder)
     lines = (folder / "metrics.csv").read_text().splitlines()
     column = lines[0].split(",").index("peak_mem_mib")

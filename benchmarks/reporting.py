@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gramgn.bench._breakdown import PARTS
-from gramgn.bench._kernels import GRAM, SUMMED, least_ratio
-from gramgn.bench._machine import Machine
-from gramgn.bench._measure import Result, Row
-from gramgn.bench._problem import ALPHA, LAM, PERTURBATION
-from gramgn.bench._sweep import Fit
-from gramgn.bench._targets import Target
+from benchmarks.breakdown import PARTS
+from benchmarks.fit import Fit
+from benchmarks.kernels import GRAM, SUMMED, least_ratio
+from benchmarks.measure import Result, Row
+from benchmarks.problem import ALPHA, LAM, PERTURBATION
 
 WIDTH = 100
 COLUMNS = (
@@ -43,12 +41,12 @@ COLUMNS = (
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool) -> str:
-    """Return a table; columns after the first are aligned right, but for text.
+    """Return a table whose columns after the first are aligned right.
 
     Args:
         head: The columns' titles.
         rows: The cells.
-        markdown: With bars, to be pasted into a page.
+        markdown: Format it as Markdown.
     """
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
@@ -65,13 +63,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool) ->
     return "\n".join([cells[0], "|---" + "|---:" * (len(head) - 1) + "|", *cells[1:]])
 
 
-def head_text(machine: Machine, markdown: bool) -> str:
-    """Return what holds for all tables: the machine and the problem."""
+def head_text(machine: str, markdown: bool) -> str:
+    """Return the head of all tables: the machine and the problem."""
     problem = (
         f"Update: lam {LAM:g}, alpha {ALPHA:g} in the mean convention; x and y from N(0, 1). ResNet: last layer not "
-        f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). * marks the SGD that ratios refer to."
+        f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). * marks the SGD to which ratios are relative."
     )
-    texts = (machine.text, problem)
+    texts = (machine, problem)
     return "\n\n".join(texts) if markdown else "\n".join(map(_wrapped, texts))
 
 
@@ -79,15 +77,15 @@ def shape_text(result: Result, markdown: bool) -> str:
     """Return the table of one shape with its notes."""
     head = ("path", "ms/step (range)", "ratio (quartiles)", "peak MiB", "error")
     body = table(head, [_cells(row, result) for row in result.rows], markdown)
-    floor = result.floor
+    counts = result.counts
     notes = [
-        f"floor by operation counts: {floor.half:.2f} (one triangle of G) to {floor.whole:.2f}; "
-        f"forward {floor.forward / 1e6:,.1f} M multiply-adds a sample"
+        f"least ratio by operation counts: {counts.half:.2f} (one triangle of G) to {counts.whole:.2f}; "
+        f"forward {counts.forward / 1e6:,.1f} M multiply-adds per sample"
     ]
     if result.how:
         notes.append(
-            f"error: relative, of the update d, against {result.how}; up to 1e-3 where float32 turns a ReLU whose "
-            "input is all but zero"
+            f"error: of the update d, relative to {result.how}; up to 1e-3 if float32 switches a ReLU whose input is "
+            "almost zero"
         )
     notes += [f"{row.path.label}: {_note(row)}" for row in result.rows if _note(row)]
     title = f"{result.shape.title}: m = {result.num_params:,}, J {result.jacobian_mib:,.0f} MiB"
@@ -97,16 +95,16 @@ def shape_text(result: Result, markdown: bool) -> str:
 
 
 def breakdown_text(result: Result, markdown: bool) -> str:
-    """Return where the time of our step goes, beside the operation counts."""
+    """Return the time of each part of our step, with the operation counts."""
     split = result.breakdown
     assert split is not None
-    floor = result.floor
+    counted = result.counts
     counts = {
-        "forward": floor.forward,
-        "backward": floor.forward,
-        "blocks": floor.forward - floor.factored,
-        "gram": floor.gram / 2,
-        "update": floor.factored + floor.update,
+        "forward": counted.forward,
+        "backward": counted.forward,
+        "blocks": counted.forward - counted.factored,
+        "gram": counted.gram / 2,
+        "update": counted.factored + counted.update,
     }
     parts = {part: split.parts[part] for part in PARTS} | {"other": split.other_s, "step": split.step_s}
     rows = [
@@ -114,7 +112,7 @@ def breakdown_text(result: Result, markdown: bool) -> str:
             part,
             f"{seconds * 1e3:.2f}",
             f"{seconds / split.step_s:.1%}",
-            f"{counts[part] / floor.sgd:.3f}" if part in counts else "",
+            f"{counts[part] / counted.sgd:.3f}" if part in counts else "",
         )
         for part, seconds in parts.items()
     ]
@@ -123,7 +121,7 @@ def breakdown_text(result: Result, markdown: bool) -> str:
     assert row.step_s is not None
     title = (
         f"{row.path.label}: parts of a step under the profiler (without it {row.step_s.median * 1e3:.2f} ms); "
-        "count: multiply-adds over SGD's"
+        "count: multiply-adds relative to SGD's"
     )
     title = title if markdown else _wrapped(title)
     body = table(("part", "ms", "share", "count"), rows, markdown)
@@ -131,7 +129,7 @@ def breakdown_text(result: Result, markdown: bool) -> str:
 
 
 def kernels_text(result: Result, markdown: bool) -> str:
-    """Return what the kernels of the convolutions take, and the least ratio that they allow."""
+    """Return the times of the convolutions' kernels and the least ratio that they allow."""
     reference = result.row(result.reference)
     assert reference is not None
     assert reference.step_s is not None
@@ -148,8 +146,8 @@ def kernels_text(result: Result, markdown: bool) -> str:
         for each in result.kernels
     ]
     title = (
-        "kernels of one convolution, ms: the sum over samples that SGD takes, the fastest way to one for each "
-        "sample, the Gram product of that block; beyond: over SGD's step, for all layers of the shape"
+        "kernels of one convolution, ms: the weight gradient summed over samples, as for SGD; the fastest way to one "
+        "per sample; the Gram product of that block; beyond: relative to SGD's step, for all layers of the shape"
     )
     head = ("channels, kernel, plane", "layers", "summed", "each", "Gram", "by", "taken", "beyond")
     least = f"no engine of these kernels is faster than {least_ratio(result.kernels, sgd_s):.2f} times SGD"
@@ -160,13 +158,13 @@ def kernels_text(result: Result, markdown: bool) -> str:
 def sweep_text(
     seconds: Mapping[str, Mapping[int, float]], fits: Mapping[str, Fit], title: str, markdown: bool
 ) -> str:
-    """Return step times by batch size and path with the fitted split.
+    """Return step times by batch size and path, with the fits.
 
     Args:
-        seconds: Median seconds of a step by path (SGD in its fastest format, ours in its) and b.
+        seconds: Median seconds per step by path and b.
         fits: The fit of each path.
         title: The network.
-        markdown: As for ``table``.
+        markdown: As for `table`.
     """
     base, *others = seconds
     head = ["b"]
@@ -190,19 +188,10 @@ def sweep_text(
     return "\n".join([title, *gap, table(head, rows, markdown), *gap, *lines])
 
 
-def targets_text(targets: Sequence[Target], markdown: bool) -> str:
-    """Return the targets of the shapes that were measured, each met, missed or not measured."""
-    rows = [(target.shape, target.text, target.measured or "-", target.verdict) for target in targets]
-    return table(("targets", "to reach", "measured", ""), rows, markdown)
-
-
-def csv_rows(results: Iterable[Result], machine: Machine) -> list[dict[str, Any]]:
-    """Return one row for each shape and path."""
-    return [_csv_row(result, row, machine) for result in results for row in result.rows]
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with ``COLUMNS``; the folder is made."""
+def write_csv(path: Path, results: Iterable[Result], device: str, machine: str) -> None:
+    """Write a CSV file with one row per shape and path; the folder is created if needed."""
+    of_machine = {"device": device, "machine": machine}
+    rows = [of_machine | _csv_row(result, row) for result in results for row in result.rows]
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -232,18 +221,16 @@ def _note(row: Row) -> str:
     return "; ".join(text for text in said if text)
 
 
-def _csv_row(result: Result, row: Row, machine: Machine) -> dict[str, Any]:
+def _csv_row(result: Result, row: Row) -> dict[str, Any]:
     cells: dict[str, Any] = {
-        "device": machine.device,
-        "machine": machine.text,
         "shape": result.shape.text,
         "batch": result.shape.batch,
         "num_params": result.num_params,
         "path": row.path.name,
         "variant": row.variant,
         "jacobian_mib": f"{result.jacobian_mib:.1f}",
-        "floor_half": f"{result.floor.half:.4f}",
-        "floor_whole": f"{result.floor.whole:.4f}",
+        "floor_half": f"{result.counts.half:.4f}",
+        "floor_whole": f"{result.counts.whole:.4f}",
         "peak_mib": "" if row.peak_mib is None else f"{row.peak_mib:.1f}",
         "error": "" if row.error is None else f"{row.error:.3e}",
         "note": row.note,

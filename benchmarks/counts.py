@@ -1,14 +1,14 @@
-"""The operation-count floor: how many multiply-adds a step of Gram-Gauss-Newton needs beyond one of SGD.
+"""Operation counts: the multiply-adds that a step of Gram-Gauss-Newton needs beyond those of one of SGD.
 
-SGD takes 3 F multiply-adds a sample: F for the forward pass, F each for the gradients of inputs and weights.
-Ours forms per-sample gradients at the cost of the weights' gradient, and adds
+SGD takes 3 F multiply-adds per sample: F for the forward pass, F each for the gradients of inputs and weights.
+Our step forms per-sample gradients at the cost of the weights' gradient, and adds
 
 - for parameters whose block of J is formed (convolutions, scalars): b m for the Gram product (half of it where
   only one triangle is formed) and m for J^T u;
 - for a linear layer from i to o, (A A^T + 1) o (D D^T): b (i + o), and nothing for J^T u, which takes the place
   of the weight's gradient.
 
-The solve, b^2 / 3 a sample, is left out: it is below the rounding of the table.
+The solve, b^2 / 3 per sample, is left out: it is below the rounding of the table.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Floor:
-    """Multiply-adds for one sample.
+class Counts:
+    """Multiply-adds per sample.
 
     Attributes:
         forward: F, of the forward pass.
@@ -52,7 +52,7 @@ class Floor:
         return 1 + (self.gram + self.update) / self.sgd
 
 
-def count_floor(model: nn.Module, x: Tensor) -> Floor:
+def count_operations(model: nn.Module, x: Tensor) -> Counts:
     """Count the multiply-adds of convolutions and linear layers, by hooks in one forward pass.
 
     Args:
@@ -84,4 +84,4 @@ def count_floor(model: nn.Module, x: Tensor) -> Floor:
     in_factors = sum(param.numel() for layer in linear for param in layer.parameters())
     num_blocks = sum(param.numel() for param in model.parameters()) - in_factors
     by_factors = sum(layer.in_features + layer.out_features for layer in linear)
-    return Floor(forward, factored, gram=b * (num_blocks + by_factors), update=num_blocks)
+    return Counts(forward, factored, gram=b * (num_blocks + by_factors), update=num_blocks)

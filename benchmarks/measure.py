@@ -1,0 +1,385 @@
+"""All that is measured at one shape: time, memory, the error of the update, and where the time goes."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from benchmarks.breakdown import Breakdown, profile_step
+from benchmarks.counts import Counts, count_operations
+from benchmarks.kernels import Kernels, time_kernels
+from benchmarks.packages import Prepared
+from benchmarks.paths import PATHS, Path, loop, ours, parameters_of
+from benchmarks.problem import Problem, Shape, make_problem
+from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, timed
+from gramgn.errors import first_line
+from gramgn.malloc import give_freed_blocks_back
+from gramgn.training import PeakMemory
+
+LR = 2.0**-10
+"""The learning rate of timed steps: small, so that the weights hardly move."""
+TEST_LR = 2.0**10
+"""The learning rate of tested steps: a power of two, exact and so large that rounding into w hides no error."""
+MOST_ENTRIES = 1 << 22
+"""With more entries in J, a loop over samples in float64 would take minutes."""
+CHECKED = 8
+SAME = 1e-2
+"""A path with a larger relative error computes another update, not the same one with more rounding."""
+NUM_STEPS = 3
+TINY = {"resnet": Shape("resnet", 8, 2, 8), "mlp": Shape("mlp", 8, 2, None)}
+PRELOADED = ["torch", "torch._dynamo", "benchmarks.measure"]
+"""Imports of the parent of the measuring processes; torch's first optimizer step imports _dynamo."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        device: CPU or CUDA.
+        threads: Number of torch's threads.
+        rounds: Number of turns of each path.
+        limit_s: Time in seconds after which no round of a shape begins.
+        memory: Measure the peak memory.
+        accuracy: Measure the error against float64.
+        breakdown: Split our step into its parts.
+        kernels: Time the kernels of the convolutions.
+        default_malloc: Measure the peak memory with malloc's default settings, with the holes between blocks.
+    """
+
+    device: torch.device
+    threads: int
+    rounds: int
+    limit_s: float = math.inf
+    memory: bool = True
+    accuracy: bool = True
+    breakdown: bool = False
+    kernels: bool = False
+    default_malloc: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A path at one shape; None stands for what was not measured.
+
+    Attributes:
+        path: The path.
+        variant: The form in which it ran: the fastest one that computes the right update.
+        step_s: Seconds per step.
+        ratio: Time relative to SGD in its fastest format.
+        peak_mib: Peak memory in MiB.
+        error: |d - d64| / |d64|.
+        note: Why it did not run, or another remark.
+    """
+
+    path: Path
+    variant: str = ""
+    step_s: Spread | None = None
+    ratio: Spread | None = None
+    peak_mib: float | None = None
+    error: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """All measurements at one shape.
+
+    Attributes:
+        shape: The shape.
+        num_params: m.
+        jacobian_mib: The size of J in float32.
+        reference: The name of the SGD path that the ratios refer to.
+        how: How the update in float64 was computed, or None.
+        rows: The paths' results.
+        counts: Operation counts.
+        breakdown: Of our fastest eager path.
+        breakdown_of: That path's name.
+        kernels: Of each shape of convolution, in SGD's fastest format.
+    """
+
+    shape: Shape
+    num_params: int
+    jacobian_mib: float
+    reference: str
+    how: str | None
+    rows: tuple[Row, ...]
+    counts: Counts
+    breakdown: Breakdown | None = None
+    breakdown_of: str = ""
+    kernels: tuple[Kernels, ...] = ()
+
+    def row(self, name: str) -> Row | None:
+        """Return the row of a path if its time was measured."""
+        return next((row for row in self.rows if row.path.name == name and row.step_s), None)
+
+    def fastest_of_ours(self, graph: bool = False) -> Row | None:
+        """Return our row with the least median time."""
+        mine = [row for row in self.rows if row.path.ours and row.path.graph == graph and row.step_s]
+        return min(mine, key=_median, default=None)
+
+
+def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -> Result:
+    """Measure every path at one shape.
+
+    Args:
+        shape: The shape.
+        paths: The paths, an SGD path among them.
+        settings: How to measure.
+        say: Called with messages on the progress.
+    """
+    problem = make_problem(shape, settings.device)
+    if settings.accuracy:
+        say(f"{shape.title}: update in float64")
+    reference = _reference_step(problem) if settings.accuracy else None
+    rows, ready = _prepared_rows([path for path in paths if path.fits(problem)], problem, reference, say)
+    say(f"{shape.title}: timing {', '.join(ready)}")
+    seconds = interleaved(
+        {name: prepared.step for name, prepared in ready.items()},
+        settings.device,
+        settings.rounds,
+        settings.limit_s,
+    )
+    spreads = {name: Spread.of(values) for name, values in seconds.items()}
+    sgd = [row.path.name for row in rows if row.path.sgd and not row.path.graph and row.path.name in spreads]
+    base = min(sgd, key=lambda name: spreads[name].median)
+    of_sgd = ratios(seconds, base)
+    rows = [replace(row, step_s=spreads.get(row.path.name), ratio=of_sgd.get(row.path.name)) for row in rows]
+    result = Result(
+        shape=shape,
+        num_params=problem.num_params,
+        jacobian_mib=problem.jacobian_bytes / 2**20,
+        reference=base,
+        how=reference.how if reference else None,
+        rows=tuple(rows),
+        counts=count_operations(problem.model, problem.x),
+    )
+    fastest = result.fastest_of_ours()
+    if settings.breakdown and fastest:
+        breakdown = profile_step(ready[fastest.path.name].step, settings.device)
+        result = replace(result, breakdown=breakdown, breakdown_of=fastest.path.name)
+    ready.clear()
+    if settings.kernels and shape.pixels:
+        say(f"{shape.title}: kernels of the convolutions")
+        result = replace(result, kernels=tuple(time_kernels(problem, channels_last=base == "sgd-cl")))
+    if settings.memory:
+        result = replace(result, rows=tuple(_with_memory(row, shape, settings, say) for row in rows))
+    return result
+
+
+def _prepared_rows(
+    paths: Sequence[Path], problem: Problem, reference: Reference | None, say: Say
+) -> tuple[list[Row], dict[str, Prepared]]:
+    """Return a row per path, and the paths that can run, prepared."""
+    rows, ready = [], {}
+    for path in paths:
+        obstacle = path.obstacle()
+        if obstacle:
+            rows.append(Row(path, note=obstacle))
+            continue
+        say(f"{problem.shape.title}: preparing {path.label}")
+        row, prepared = _prepare(path, problem, reference)
+        rows.append(row)
+        if prepared:
+            ready[path.name] = prepared
+    return rows, ready
+
+
+def _prepare(path: Path, problem: Problem, reference: Reference | None) -> tuple[Row, Prepared | None]:
+    """Return the path in its fastest variant that computes the right update, or why there is none."""
+    candidates: list[tuple[float, Row, Prepared]] = []
+    notes = []
+    variants = path.variants_for(problem)
+    for variant in variants:
+        try:
+            error = None
+            if reference and not path.sgd:
+                error = _relative(
+                    _moved(path.build(problem, TEST_LR, variant), problem, TEST_LR), reference.step
+                )
+                if not error <= SAME:
+                    notes.append(f"{variant or path.label}: not this update (relative error {error:.1e})")
+                    continue
+            prepared = path.build(problem, LR, variant)
+            took = math.nan
+            if len(variants) > 1:
+                prepared.step()
+                took = timed(prepared.step, problem.x.device)
+        except Exception as failure:
+            if not path.package:
+                raise
+            # A package may not support a layer, a format or this torch: its row says so, the others continue.
+            notes.append(f"{variant or path.label}: {type(failure).__name__}: {first_line(failure)}")
+            continue
+        candidates.append((took, Row(path, variant, error=error), prepared))
+    gc.collect()
+    if not candidates:
+        return Row(path, note="; ".join(notes)), None
+    _, row, prepared = min(candidates, key=lambda candidate: candidate[0])
+    return replace(row, note="; ".join(notes)), prepared
+
+
+def _with_memory(row: Row, shape: Shape, settings: Settings, say: Say) -> Row:
+    if row.step_s is None:
+        return row
+    say(f"{shape.title}: peak memory of {row.path.label}")
+    peak = peak_mib(
+        row.path.name, row.variant, shape, settings.device, settings.threads, settings.default_malloc
+    )
+    return replace(row, peak_mib=peak)
+
+
+def _median(row: Row) -> float:
+    assert row.step_s is not None
+    return row.step_s.median
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of our step and a step of SGD at one shape in one round.
+
+    Attributes:
+        shape: The shape.
+        num_params: m.
+        turn: The round, counted from 0.
+        breakdown: Our step in channels last, split by torch's profiler.
+        sgd_s: Seconds of a step of SGD with momentum in channels last.
+        counts: Operation counts.
+    """
+
+    shape: Shape
+    num_params: int
+    turn: int
+    breakdown: Breakdown
+    sgd_s: float
+    counts: Counts
+
+
+def time_parts(shapes: Sequence[Shape], device: torch.device, rounds: int) -> Iterator[Parts]:
+    """Split our step at every shape once per round, so that all shapes see the same machine.
+
+    Args:
+        shapes: Shapes of ResNets.
+        device: CPU or CUDA.
+        rounds: Number of rounds.
+    """
+    problems = [make_problem(shape, device) for shape in shapes]
+    our_steps, sgd_steps = (
+        [PATHS[name].build(problem, LR, "").step for problem in problems] for name in ("ours-cl", "sgd-cl")
+    )
+    for step in [*our_steps, *sgd_steps] * WARM_UP:
+        step()
+    counts = [count_operations(problem.model, problem.x) for problem in problems]
+    for turn in range(rounds):
+        for place in range(len(problems)):
+            i = (turn + place) % len(problems)  # every round begins at another shape, as in `interleaved`
+            breakdown = profile_step(our_steps[i], device, num_steps=1)
+            sgd_s = timed(sgd_steps[i], device)
+            yield Parts(shapes[i], problems[i].num_params, turn, breakdown, sgd_s, counts[i])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The update in float64.
+
+    Attributes:
+        step: d [m], on the CPU.
+        how: How it was computed, in words.
+    """
+
+    step: Tensor
+    how: str
+
+
+def _reference_step(problem: Problem) -> Reference:
+    """Return d in float64: by one backward pass per sample, or streamed if J would be too large.
+
+    The streamed one is compared with the loop over the first 8 samples.
+    """
+    exact = problem.to(torch.float64)
+    if problem.shape.batch * problem.num_params <= MOST_ENTRIES:
+        return Reference(_moved(loop(exact, 1.0, ""), exact, 1.0), "float64, one backward pass per sample")
+    few = exact.first(min(CHECKED, problem.shape.batch))
+    by_loop = _moved(loop(few, 1.0, ""), few, 1.0)
+    streamed = _moved(ours(few, 1.0, ""), few, 1.0)
+    how = (
+        f"float64, streamed; {_relative(streamed, by_loop):.0e} from one backward pass per sample on "
+        f"{few.shape.batch} samples"
+    )
+    return Reference(_moved(ours(exact, 1.0, ""), exact, 1.0), how)
+
+
+def _moved(prepared: Prepared, problem: Problem, lr: float) -> Tensor:
+    """Return (w - w') / lr of one step as one vector in float64."""
+    prepared.step()
+    after = parameters_of(prepared.model)
+    changes = [
+        (param.detach().double() - after[name].double()).flatten()
+        for name, param in problem.model.named_parameters()
+    ]
+    return torch.cat(changes).cpu() / lr
+
+
+def _relative(step: Tensor, exact: Tensor) -> float:
+    return float((step - exact).norm() / exact.norm())
+
+
+def peak_mib(
+    path: str, variant: str, shape: Shape, device: torch.device, threads: int, default_malloc: bool = False
+) -> float:
+    """Return the peak memory in MiB that three steps need: weights, batch, activations, J and workspaces.
+
+    CUDA: the most that torch's allocator handed out, less what other paths hold. CPU: the largest resident size of a
+    fresh process, less its size after steps of the same path on a tiny problem, which load all code. glibc's malloc
+    is told to return every larger block as soon as it is freed: by default it keeps more of them the longer a process
+    runs, and the peak then shows the holes between blocks, which differ from run to run.
+
+    Args:
+        path: The path's name.
+        variant: The path's variant.
+        shape: The problem.
+        device: CPU or CUDA.
+        threads: Number of torch's threads.
+        default_malloc: On the CPU: leave malloc's default settings.
+    """
+    if device.type == "cuda":
+        return _peak_of_steps(path, variant, shape, device)
+    # A fork of a process that has imported torch but never run it: as fresh as a new one, without its imports.
+    fork = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if fork else "spawn")
+    if fork:
+        context.set_forkserver_preload(PRELOADED)
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_in_fresh_process, path, variant, shape.text, threads, default_malloc).result()
+
+
+def _in_fresh_process(path: str, variant: str, shape: str, threads: int, default_malloc: bool) -> float:
+    if not default_malloc:
+        give_freed_blocks_back()
+    warnings.simplefilter("ignore")  # they are shown where the path is timed
+    torch.set_num_threads(threads)
+    whole, cpu = Shape.parse(shape), torch.device("cpu")
+    _peak_of_steps(path, variant, TINY[whole.network], cpu)
+    return _peak_of_steps(path, variant, whole, cpu)
+
+
+def _peak_of_steps(path: str, variant: str, shape: Shape, device: torch.device) -> float:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    memory = PeakMemory(device)
+    held = memory.mib()
+    prepared = PATHS[path].build(make_problem(shape, device), LR, variant)
+    for _ in range(NUM_STEPS):
+        prepared.step()
+    return memory.mib() - held

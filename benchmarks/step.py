@@ -1,0 +1,227 @@
+"""Measure a step of Gram-Gauss-Newton relative to one of SGD, torch.func, Opacus, BackPACK and others.
+
+python benchmarks/step.py                                       # the table of the README; minutes
+python benchmarks/step.py --shapes resnet:32x64 mlp:128 --paths ours vmap --breakdown
+python benchmarks/step.py --sweep --csv outputs/results/sweep.csv
+python benchmarks/step.py --device cuda --report                # the command of make gpu-report
+
+All paths take turns in one process, round by round. Reported are medians, ratios to SGD with momentum in its fastest
+memory format, peak memory, and the error of the update relative to float64. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import platform
+import re
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's remarks on stderr
+
+import torch  # noqa: E402
+
+from benchmarks import fit, reporting  # noqa: E402
+from benchmarks.measure import Result, Settings, measure  # noqa: E402
+from benchmarks.paths import PATHS, choose_paths  # noqa: E402
+from benchmarks.problem import Shape  # noqa: E402
+from gramgn.errors import InputError  # noqa: E402
+from gramgn.malloc import keep_freed_blocks  # noqa: E402
+from gramgn.records import processor_name  # noqa: E402
+
+DEFAULT_SHAPES = ("resnet:128x64", "resnet:32x64", "resnet:128x32", "mlp:128")
+SMOKE_SHAPES = ("resnet8:8x16", "mlp32:8")
+DEFAULT_PATHS = tuple(name for name in PATHS if name != "sgd-fused")
+SWEEP_PATHS = ("sgd", "sgd-cl", "ours", "ours-cl")
+SWEEP_BATCHES = (16, 32, 64, 128, 256, 512, 1024)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 measured, 2 invalid input or no such device."""
+    given = parser().parse_args(arguments)
+    # Packages with backward hooks cause it at the first layer, where it does not matter.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    try:
+        run(given)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = options.add_argument
+    add("--shapes", nargs="+", metavar="SHAPE", help=f"default: {' '.join(DEFAULT_SHAPES)}")
+    add("--paths", nargs="+", metavar="PATH", help=f"of: {' '.join(PATHS)} (default: all but sgd-fused)")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add(
+        "--rounds", type=whole, metavar="N", help="number of turns of each path (default: 11; with --smoke 2)"
+    )
+    add("--threads", type=whole, metavar="N", help="number of torch's threads (default: torch's choice)")
+    add(
+        "--limit-s", type=float, default=math.inf, metavar="S", help="begin no round after S seconds in total"
+    )
+    add("--tf32", action="store_true", help="CUDA: let float32 products run in TF32")
+    add("--sweep", action="store_true", help="instead: ResNet-32 at 32x32 over batch sizes, ours and SGD")
+    add(
+        "--batches", nargs="+", type=whole, metavar="B", help="batch sizes of the sweep (default: 16 to 1024)"
+    )
+    add("--breakdown", action="store_true", help="split our step into its parts")
+    add(
+        "--kernels",
+        action="store_true",
+        help="time the kernels of the convolutions, which bound the ratio from below",
+    )
+    add("--no-memory", action="store_true", help="do not measure the peak memory")
+    add(
+        "--default-malloc",
+        action="store_true",
+        help="leave malloc's default settings, for the times and for the peak memory",
+    )
+    add("--no-accuracy", action="store_true", help="do not measure the error relative to float64")
+    add("--markdown", action="store_true", help="print the tables as Markdown")
+    add("--csv", type=Path, metavar="FILE", help="write a CSV file with one row per shape and path")
+    add(
+        "--report",
+        action="store_true",
+        help="write the CSV file outputs/results/gpu_step_<card>.csv, or cpu_step_<processor>.csv",
+    )
+    add("--smoke", action="store_true", help="tiny shapes, two rounds: only a test that everything works")
+    return options
+
+
+def whole(text: str) -> int:
+    """Return a whole number of at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"'{text}' must be a whole number of at least 1")
+    return int(text)
+
+
+def run(given: argparse.Namespace) -> None:
+    """Check the input, measure, print and write.
+
+    Raises:
+        InputError: An unknown shape, path or device.
+    """
+    if not given.limit_s > 0:
+        raise InputError(f"--limit-s {given.limit_s:g}: must be more than 0 seconds")
+    if given.tf32 and given.device == "cpu":
+        raise InputError("--tf32 is for --device cuda")
+    for option in ("breakdown", "kernels"):
+        if getattr(given, option) and given.sweep:
+            raise InputError(f"--{option} cannot be combined with --sweep: run the two one after the other")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device on this machine; use --device cpu (make bench)")
+    device = torch.device(given.device)
+    shapes = chosen_shapes(given)
+    paths = choose_paths(given.paths or (SWEEP_PATHS if given.sweep else DEFAULT_PATHS))
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
+    # As train.py does, for every path.
+    kept = device.type == "cpu" and not given.default_malloc and keep_freed_blocks()
+    name, machine = describe(device, given.tf32, kept)
+    file = given.csv
+    if given.report and not file:
+        kind = "gpu" if device.type == "cuda" else "cpu"
+        file = ROOT / "outputs" / "results" / f"{kind}_step_{file_name(name)}.csv"
+    if file and file.is_dir():
+        raise InputError(f"--csv {file} is a folder; give the name of a file")
+    settings = Settings(
+        device=device,
+        threads=torch.get_num_threads(),
+        rounds=given.rounds or (2 if given.smoke else 11),
+        limit_s=given.limit_s / len(shapes),
+        memory=not (given.no_memory or given.sweep),
+        accuracy=not (given.no_accuracy or given.sweep),
+        breakdown=given.breakdown,
+        kernels=given.kernels,
+        default_malloc=given.default_malloc,
+    )
+    print(reporting.head_text(machine, given.markdown), flush=True)
+    results = []
+    for shape in shapes:
+        results.append(measure(shape, paths, settings, say))
+        if not given.sweep:
+            show(results[-1], given.markdown)
+    if given.sweep:
+        show_sweep(results, given.markdown)
+    if file:
+        reporting.write_csv(file, results, name, machine)
+        print(f"\nwritten: {file}")
+
+
+def chosen_shapes(given: argparse.Namespace) -> list[Shape]:
+    """Return the shapes to measure, of the sweep or of the table."""
+    if given.sweep:
+        batches = given.batches or ((2, 4, 8) if given.smoke else SWEEP_BATCHES)
+        depth, pixels = (8, 16) if given.smoke else (32, 32)
+        return [Shape("resnet", depth, b, pixels) for b in batches]
+    default = SMOKE_SHAPES if given.smoke else DEFAULT_SHAPES
+    return [Shape.parse(text) for text in given.shapes or default]
+
+
+def show(result: Result, markdown: bool) -> None:
+    """Print what was measured at one shape."""
+    print(f"\n{reporting.shape_text(result, markdown)}", flush=True)
+    if result.breakdown:
+        print(f"\n{reporting.breakdown_text(result, markdown)}", flush=True)
+    if result.kernels:
+        print(f"\n{reporting.kernels_text(result, markdown)}", flush=True)
+
+
+def show_sweep(results: list[Result], markdown: bool) -> None:
+    """Print the times of a sweep and the fit of each path."""
+    seconds = fit.sweep_results(results)
+    fits = {name: fit.fit_cost(of_b, results[0].num_params) for name, of_b in seconds.items() if of_b}
+    title = results[0].shape.title.replace(f", batch {results[0].shape.batch}", "")
+    print(f"\n{reporting.sweep_text(seconds, fits, title, markdown)}")
+
+
+def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> tuple[str, str]:
+    """Return the name of the card or processor, and one line on everything that the times depend on.
+
+    Args:
+        device: CPU or CUDA.
+        tf32: Whether products may run in TF32.
+        keeps_blocks: Whether malloc keeps freed blocks.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processor = f"{processor_name()}, {cores} cores"
+    threads = (
+        f"{torch.get_num_threads()} threads, OMP_WAIT_POLICY={os.environ.get('OMP_WAIT_POLICY', 'unset')}"
+    )
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    if device.type == "cuda":
+        card = torch.cuda.get_device_name(device)
+        flags = f"CUDA {torch.version.cuda}, TF32 {'on' if tf32 else 'off'}"
+        return card, f"{card}, {flags}; {versions}; {processor}, {threads}"
+    malloc = "freed blocks kept" if keeps_blocks else "default malloc"
+    return processor_name(), f"{processor}; {versions}; {threads}; {malloc}; float32"
+
+
+def file_name(device: str) -> str:
+    """Return the name of a device in characters that every file system accepts."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", device).strip("-")
+
+
+def say(text: str) -> None:
+    """Report the progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
