@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -47,7 +48,16 @@ def stop_the_service() -> Iterator[None]:
 def make_run(path: Path, **entries: Any) -> tuple[RunFolder, dict[str, Any]]:
     folder = RunFolder.create(path)
     dataset = {"name": "rsna_synthetic", "kind": "synthetic", "unit": "months", "manifest_sha256": "ab"}
-    run = {"state": "running", "name": path.name, "config": CONFIG, "dataset": dataset, **entries}
+    identity = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    run = {
+        "id": identity,
+        "state": "running",
+        "name": path.name,
+        "config": CONFIG,
+        "dataset": dataset,
+        "seed": entries.get("config", CONFIG)["seed"],
+        **entries,
+    }
     folder.write_run(run)
     return folder, run
 

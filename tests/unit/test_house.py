@@ -42,7 +42,7 @@ ALLOWED["sweep"] = {"app", "records", "tracking", "figures"}
 ONLY_IN = {
     "hydra": ("src/gramgn/app/", "src/gramgn/sweep/", "src/hydra_plugins/", "scripts/", "train.py"),
     "omegaconf": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),
-    "wandb": ("src/gramgn/tracking/_wandb.py",),
+    "wandb": ("src/gramgn/tracking/client.py",),
     "matplotlib": ("src/gramgn/figures/",),
     "pandas": tuple(
         f"src/gramgn/{room}/"

@@ -22,7 +22,7 @@ from gramgn.app._main import (
 )
 from gramgn.app._plan import OUTPUT_FILE, Job, resumed_job, split_paths
 from gramgn.app._repository import absolute, repository, set_repository, shown
-from gramgn.app._schema import TrackingConfig, choices_of, plain, run_entries
+from gramgn.app._schema import choices_of, plain, run_entries
 
 if TYPE_CHECKING:
     from gramgn.app._job import build_parts, train
@@ -32,7 +32,6 @@ __all__ = [
     "OTHER_LAUNCHER",
     "OUTPUT_FILE",
     "Job",
-    "TrackingConfig",
     "absolute",
     "build_dataset",
     "build_parts",

@@ -16,12 +16,13 @@ from gramgn.app._plan import Job, split_paths, write_local_paths
 from gramgn.app._recording import MAY_LIE_THERE, Recording
 from gramgn.app._repository import absolute, shown
 from gramgn.app._run_record import dataset_record, first_record, optimizer_record
-from gramgn.app._schema import TrackingConfig, check_entries
+from gramgn.app._schema import check_entries
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
 from gramgn.records import RunFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
+from gramgn.tracking import TrackingConfig
 from gramgn.training import (
     Clock,
     Diverged,
@@ -191,7 +192,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         _resume(trainer, job.stored)
     recording.trainer = trainer
     # Last: a run that is refused above has no W&B run to be closed.
-    recording.start_mirror(job, parts.tracking)
+    recording.start_mirror(parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from gramgn.app._plan import OUTPUT_FILE, Job
+from gramgn.app._plan import OUTPUT_FILE
 from gramgn.app._repository import repository, shown
-from gramgn.app._schema import TrackingConfig
 from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.records import Row, RunFolder, path_override, portable
 from gramgn.stopping import StopRequested
-from gramgn.tracking import WandbMirror
+from gramgn.tracking import TrackingConfig, WandbMirror
 from gramgn.training import Clock, Diverged, Reporter, Trainer
 
 LOG_FILE = "log.txt"
@@ -45,23 +44,12 @@ class Recording:
         """Change entries of run.json and return all of it."""
         return self.folder.update_run(**entries)
 
-    def start_mirror(self, job: Job, tracking: TrackingConfig) -> None:
+    def start_mirror(self, tracking: TrackingConfig) -> None:
         """Open the W&B run of this job, the same one again where the run is resumed."""
         record = self.folder.read_run()
-        before = (job.stored or {}).get("wandb") or {}
-        self._mirror = WandbMirror.start(
-            self.folder,
-            record | {"name": record["name"] or self.folder.path.name},
-            mode=tracking.mode,
-            project=tracking.project,
-            entity=tracking.entity,
-            group=job.group,
-            job_type=record["optimizer"]["name"],
-            run_id=before.get("id"),
-            init_timeout_s=tracking.init_timeout_s,
-            finish_timeout_s=tracking.finish_timeout_s,
-        )
-        self.add(wandb=self._mirror.record or (job.stored and job.stored.get("wandb")))
+        self._mirror = WandbMirror.start(self.folder, record, tracking)
+        if self._mirror.mode != "none":
+            self.add(wandb={"id": record["id"], "mode": self._mirror.mode})
 
     def rows(self, rows: list[Row]) -> None:
         """Mirror rows of metrics.csv whose checkpoint is on disk."""
@@ -87,9 +75,7 @@ class Recording:
         record = self.add(**entries)
         if self._mirror is not None:
             reason = f"{entry['type']}: {entry['message']}" if entry else None
-            message = self._mirror.finish(exit_code, reason, entries.get("best"))
-            if message:
-                say(message)
+            self._mirror.finish(exit_code, reason, entries.get("best"))
         why = f"{error}; " if state == "diverged" else ""
         goes_on = (
             f" ({path_override('resume', shown(self.folder.path))} goes on)" if state == "interrupted" else ""

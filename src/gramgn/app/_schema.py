@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gramgn.errors import ConfigError, InputError, first_line, nearest
+from gramgn.tracking import TrackingConfig
 
-TRACKING_MODES = ("offline", "online", "none")
 OBJECT_SECTIONS = ("dataset", "model", "optimizer")
 ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "seed", "name", "init_from", "resume")
 # Sections that only set other keys while a configuration is composed, with their keys: none is recorded with a run.
@@ -30,37 +30,6 @@ PATHS = ("raw", "prepared")
 SWEEP_ENTRIES = ("on_failure",)
 # Files in conf/ that follow from other choices, or from the machine.
 DERIVED_GROUPS = ("dataset_optimizer", "scale", "local")
-
-
-@dataclass(frozen=True)
-class TrackingConfig:
-    """The W&B mirror (``conf/tracking/``).
-
-    Attributes:
-        mode: ``"offline"``, ``"online"`` or ``"none"``.
-        project: W&B project.
-        entity: W&B team or user; None is the account's default.
-        init_timeout_s: Longest wait for W&B at the start, in seconds.
-        finish_timeout_s: Longest wait for the last upload, in seconds.
-    """
-
-    mode: str
-    project: str
-    entity: str | None
-    init_timeout_s: float
-    finish_timeout_s: float
-
-    def __post_init__(self) -> None:
-        if self.mode not in TRACKING_MODES:
-            hint = nearest(str(self.mode), TRACKING_MODES)
-            raise ConfigError(f"tracking.mode={self.mode!r} must be one of {', '.join(TRACKING_MODES)}{hint}")
-        for name in ("init_timeout_s", "finish_timeout_s"):
-            value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0 < value < math.inf:
-                raise ConfigError(f"tracking.{name}={value!r} must be a number of seconds above 0")
-        if not isinstance(self.project, str) or not self.project:
-            raise ConfigError(f"tracking.project={self.project!r} must be the name of a W&B project")
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

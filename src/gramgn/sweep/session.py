@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gramgn.app import OUTPUT_FILE, TrackingConfig, repository, shown
+from gramgn.app import OUTPUT_FILE, repository, shown
 from gramgn.errors import ConfigError, InputError, counted
 from gramgn.locks import is_locked, locked
 from gramgn.progress import say
@@ -32,6 +32,8 @@ from gramgn.sweep.job import GRACE_S
 from gramgn.sweep.options import Options
 from gramgn.sweep.pool import Pool, start_server
 from gramgn.sweep.review import Cell, mixed_code, review
+from gramgn.sweep.summary import draw_heatmap
+from gramgn.tracking import TrackingConfig, log_summary
 
 LISTED = 10
 
@@ -121,11 +123,8 @@ class Sweep:
             rows = [(label, self.outcomes[key]) for key, label in zip(self.cells, labels, strict=True)]
             say(closing_table(shown(self.folder.path), rows))
         if mirror and self.has_begun:
-            # Not at the top: only the end of a sweep draws its heatmap.
-            from gramgn.sweep.summary import log_summary
-
             first = next(iter(self.cells.values()))
-            log_summary(self.folder.path, TrackingConfig(**first.job.config["tracking"]))
+            log_summary(self.folder.path, TrackingConfig(**first.job.config["tracking"]), draw_heatmap)
         return int(any(outcome.state not in ENDED for outcome in self.outcomes.values()))
 
     def close(self) -> None:

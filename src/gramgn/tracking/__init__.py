@@ -1,23 +1,23 @@
-"""What a run leaves behind: its records (the truth), where it comes from, and the W&B mirror of it."""
+"""The W&B mirror: shows the records of runs and sweeps on a dashboard.
 
-from ._mirror import MODES, WandbMirror
-from ._summary import log_summary, upload_summary
-from ._sweep_table import SweepTable, sweep_table
-from ._upload import Upload, UploadOptions, unreachable, upload_run
-from ._upload_all import find_uploads, upload_all, upload_table
+The records on disk are the truth and complete without it; nothing reads W&B back, and no failure in here stops a run.
+"""
+
+from gramgn.tracking.config import MODES, TrackingConfig
+from gramgn.tracking.mirror import WandbMirror
+from gramgn.tracking.replay import NothingToUploadError, find_uploads, unreachable, upload_config, upload_run
+from gramgn.tracking.summary import log_summary, sweep_table, upload_summary
 
 __all__ = [
     "MODES",
-    "SweepTable",
-    "Upload",
-    "UploadOptions",
+    "NothingToUploadError",
+    "TrackingConfig",
     "WandbMirror",
     "find_uploads",
     "log_summary",
     "sweep_table",
     "unreachable",
-    "upload_all",
+    "upload_config",
     "upload_run",
     "upload_summary",
-    "upload_table",
 ]

@@ -1,0 +1,196 @@
+"""Opening a W&B run that never waits without a limit, never asks, and reveals nothing about the machine.
+
+This is the only module that imports wandb, and only inside functions: without W&B everything else still works.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gramgn.tracking.config import TrackingConfig
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+T = TypeVar("T")
+
+INIT_GRACE_S = 12.0
+"""Seconds beyond `init_timeout_s` after which we stop waiting; W&B itself adds ten."""
+
+
+def open_run(
+    files: Path, record: Mapping[str, Any], config: TrackingConfig, *, job_type: str | None, resume: bool
+) -> Any:
+    """Open a W&B run under the run's own id.
+
+    Args:
+        files: Where W&B makes its folder `wandb`.
+        record: `id`, `name`, `group`, `config`, `dataset`, `model`, `optimizer` and `git` of run.json are used.
+        config: Mode (`"online"` or `"offline"`), project and time limits.
+        job_type: The kind of job, e.g. the optimizer's name.
+        resume: Continue the run of that id on the server; False replaces it.
+
+    Raises:
+        Exception: Whatever W&B raised, or TimeoutError.
+    """
+    import wandb
+
+    dataset, optimizer, model, git = (
+        record.get(key) or {} for key in ("dataset", "optimizer", "model", "git")
+    )
+    settings = wandb.Settings(
+        project=config.project,
+        entity=config.entity,
+        run_group=record.get("group"),
+        run_job_type=job_type,
+        run_name=record.get("name"),
+        run_id=record["id"],
+        run_tags=tuple(str(dataset[key]) for key in ("kind", "name") if dataset.get(key)),
+        mode="online" if config.mode == "online" else "offline",
+        root_dir=str(files),
+        # Offline, W&B would ignore this with a warning: the id alone joins the parts.
+        resume="allow" if resume and config.mode == "online" else None,
+        init_timeout=config.init_timeout_s,
+        finish_timeout=config.finish_timeout_s,
+        finish_timeout_raises=True,
+        silent=True,
+        symlink=False,
+        # Whatever reveals the machine or the user: host, account, command line, code, console, hardware.
+        host="",
+        username="",
+        email="",
+        program="",
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        save_code=False,
+        x_disable_machine_info=True,
+        x_disable_meta=True,
+        x_disable_stats=True,
+        x_save_requirements=False,
+    )
+    run = bounded(
+        lambda: wandb.init(config=dict(record.get("config") or {}), settings=settings, reinit="create_new"),
+        config.init_timeout_s + INIT_GRACE_S,
+    )
+    for family, axis in (("by_epoch", "epoch"), ("by_time", "train_s")):
+        run.define_metric(f"{family}/{axis}")
+        run.define_metric(f"{family}/*", step_metric=f"{family}/{axis}")
+    provenance = {
+        "dataset": dataset.get("name"),
+        "dataset_kind": dataset.get("kind"),
+        "dataset_manifest_sha256": dataset.get("manifest_sha256"),
+        "model": model.get("name"),
+        "optimizer": optimizer.get("name"),
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+    }
+    run.summary.update({key: value for key, value in provenance.items() if value is not None})
+    return run
+
+
+def close_run(run: Any, exit_code: int, limit_s: float) -> None:
+    """Close a W&B run in bounded time.
+
+    Raises:
+        Exception: Whatever W&B raised, or TimeoutError.
+    """
+    bounded(lambda: run.finish(exit_code=exit_code), limit_s + min(5.0, limit_s))
+
+
+def log_media(
+    run: Any, tables: Mapping[str, pd.DataFrame], images: Mapping[str, Path], staging: Path
+) -> None:
+    """Log tables and images as one history row.
+
+    Args:
+        run: The W&B run.
+        tables: Tables by key.
+        images: PNG files by key.
+        staging: Where W&B keeps a second copy of every table until it is uploaded; made if missing. It must
+            stay until the run is closed (online) or synchronised (offline).
+    """
+    import wandb
+
+    values: dict[str, Any] = {key: wandb.Table(dataframe=table) for key, table in tables.items()}
+    values |= {key: wandb.Image(str(path)) for key, path in images.items()}
+    staging.mkdir(parents=True, exist_ok=True)
+    with _data_dir(staging):
+        run.log(values)
+
+
+def online_problem(limit_s: float) -> str | None:
+    """Return why W&B cannot be used online, None if it can.
+
+    Args:
+        limit_s: Seconds to wait for the server.
+    """
+
+    def login() -> bool:
+        import wandb
+
+        wandb.setup(settings=wandb.Settings(silent=True))
+        # Without prompt it never waits for a terminal; verify asks the server whether it knows the key.
+        return wandb.login(prompt=False, verify=True)
+
+    try:
+        logged_in = bounded(login, limit_s)
+    except Exception as error:
+        return one_line(error)
+    return None if logged_in else "there is no API key (set WANDB_API_KEY or run `wandb login`)"
+
+
+def bounded(function: Callable[[], T], limit_s: float) -> T:
+    """Return the function's result, or stop waiting for it after a while.
+
+    Args:
+        function: What may hang in a network call. If it does, it is left behind in a daemon thread.
+        limit_s: Seconds to wait.
+
+    Raises:
+        TimeoutError: It has not returned in time.
+        Exception: Whatever the function raised.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="wandb-call", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer in {limit_s:g} s")
+    return results[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as the start of one line."""
+    text = " ".join(str(error).split())
+    return (text[:157] + "...") if len(text) > 160 else (text or type(error).__name__)
+
+
+@contextmanager
+def _data_dir(folder: Path) -> Iterator[None]:
+    """Have W&B stage its artifacts in a folder of ours: by default they pile up in the user's home."""
+    before = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("WANDB_DATA_DIR", None)
+        else:
+            os.environ["WANDB_DATA_DIR"] = before

@@ -1,0 +1,44 @@
+"""The settings of the W&B mirror."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gramgn.errors import ConfigError, nearest
+
+MODES = ("offline", "online", "none")
+
+
+@dataclass(frozen=True)
+class TrackingConfig:
+    """Where the mirror of a run goes (`conf/tracking/`).
+
+    Attributes:
+        mode: `"offline"` (W&B's files, no account), `"online"` or `"none"`.
+        project: W&B project.
+        entity: W&B team or user; None is the account's default.
+        init_timeout_s: Longest wait for W&B at the start, in seconds.
+        finish_timeout_s: Longest wait for the last upload, in seconds.
+
+    Raises:
+        ConfigError: A value is not valid.
+    """
+
+    mode: str = "offline"
+    project: str = "gramgn"
+    entity: str | None = None
+    init_timeout_s: float = 30.0
+    finish_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            hint = nearest(str(self.mode), MODES)
+            raise ConfigError(f"tracking.mode={self.mode!r} must be one of {', '.join(MODES)}{hint}")
+        for name in ("init_timeout_s", "finish_timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
+                raise ConfigError(f"tracking.{name}={value!r} must be a number of seconds above 0")
+        if not isinstance(self.project, str) or not self.project:
+            raise ConfigError(f"tracking.project={self.project!r} must be the name of a W&B project")

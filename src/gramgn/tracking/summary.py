@@ -1,0 +1,182 @@
+"""The summary run of a sweep: all its jobs as one table, and the heatmap as an image."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gramgn.errors import InputError
+from gramgn.progress import say
+from gramgn.records import (
+    RunFolder,
+    SweepFolder,
+    count_states,
+    final_loss,
+    is_incidental,
+    override_key,
+    runs,
+)
+from gramgn.tracking.client import bounded, close_run, log_media, one_line, open_run
+from gramgn.tracking.config import TrackingConfig
+from gramgn.tracking.mirror import upload_later
+from gramgn.tracking.replay import NothingToUploadError, unreachable, upload_files
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Draw: TypeAlias = Callable[[Path, Path], bool]
+"""Draws the heatmap of a sweep's folder into a PNG file; returns False if the sweep has none."""
+
+_OWN = {"optimizer.lam": "lam", "optimizer.alpha": "alpha", "seed": "seed"}
+_DRAWING_S = 20.0  # for reading the records and drawing, in addition to W&B's limits
+
+
+def sweep_table(folder: Path) -> pd.DataFrame:
+    """Return one row per job of a sweep, in the sweep's order, from its records alone.
+
+    Args:
+        folder: The sweep's folder.
+
+    Returns:
+        `lam`, `alpha` (in the configured convention), `seed`, `metric` (training loss at the last epoch, missing
+        unless the job is done), `status`, one column per further key that the jobs vary, `epoch` and `cell` (folder).
+
+    Raises:
+        InputError: sweep.json is missing or damaged.
+    """
+    import numpy as np
+    import pandas as pd
+
+    jobs = SweepFolder(folder).cells()
+    found = final_loss(runs(folder, report=lambda line: None)).set_index("folder")
+    overrides = pd.DataFrame(
+        [dict(each.split("=", 1) for each in job.overrides if "=" in each) for job in jobs], dtype=object
+    )
+    found = found.reindex([str(job.folder) for job in jobs]).reset_index(drop=True)
+    table = pd.DataFrame(
+        {
+            # Of a job that has not begun: what its command line says, unless that is an expression.
+            name: pd.to_numeric(found[name], errors="coerce").fillna(
+                pd.to_numeric(overrides.get(key, pd.Series(dtype=float)), errors="coerce")
+            )
+            for key, name in _OWN.items()
+        }
+    )
+    is_done = pd.Series([job.state == "done" for job in jobs], dtype=bool)
+    table["metric"] = found["loss"].where(is_done & np.isfinite(found["loss"]))
+    table["status"] = [job.state for job in jobs]
+    for key in overrides.columns:
+        is_axis = override_key(key) not in _OWN and not is_incidental(override_key(key))
+        if is_axis and overrides[key].nunique(dropna=False) > 1:
+            table[key] = overrides[key]
+    table["epoch"] = pd.array([job.epoch for job in jobs], dtype="Int64")
+    table["cell"] = [job.folder.name for job in jobs]
+    return table
+
+
+def upload_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> str:
+    """Send a sweep's table, and its heatmap if it has one, as the sweep's one summary run.
+
+    Its id depends only on the sweep's first run, and what W&B has under it is replaced. Offline, W&B's files go to
+    `<folder>/upload`.
+
+    Args:
+        folder: The sweep's folder.
+        config: Mode (`"online"` or `"offline"`), project and time limits.
+        draw: Draws the heatmap; None sends the table alone.
+
+    Returns:
+        What was sent.
+
+    Raises:
+        NothingToUploadError: No job has begun.
+        InputError: The sweep's files are damaged or cannot be written.
+        Exception: Whatever W&B raised.
+    """
+    sweep = SweepFolder(folder)
+    table, jobs, content = sweep_table(folder), sweep.cells(), sweep.read()
+    records = [found for job in jobs if (found := _record(job.folder)) is not None]
+    if not records:
+        raise NothingToUploadError("no job has begun")
+    shared = _common(records)
+    name = str(content.get("name") or sweep.path.name)
+    record = {
+        **{key: shared.get(key) for key in ("dataset", "model", "optimizer", "git")},
+        "id": hashlib.sha256(f"summary of {records[0].get('id')}".encode()).hexdigest()[:16],
+        "name": name,
+        # The runs' own: it stays where they are on W&B, also if the folder was renamed.
+        "group": shared.get("group") or name,
+        "config": {
+            "sweep": name,
+            "metric": "train_loss",
+            "axes": content.get("axes"),
+            "shared": shared.get("config"),
+        },
+    }
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        image = Path(scratch) / "heatmap.png"
+        images = {"heatmap": image} if draw is not None and draw(folder, image) else {}
+        with upload_files(folder, config.mode) as files:
+            run = open_run(files, record, config, job_type="summary", resume=False)
+            try:
+                states = count_states(jobs)
+                run.summary.update({f"cells_{state}": number for state, number in states.items()})
+                cells = table.astype(object).where(table.notna(), None)
+                log_media(run, {"cells": cells}, images, files / "wandb" / "staging")
+            except BaseException:
+                close_run(run, 1, config.finish_timeout_s)
+                raise
+            close_run(run, 0, config.finish_timeout_s)
+    return f"summary of {len(table)} jobs ({config.mode}{'' if images else ', no heatmap'})"
+
+
+def log_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> None:
+    """Send a sweep's summary when the sweep ends; a failure is reported in one line and does not reach the sweep.
+
+    Online falls back to offline, as for a run. It ends within both time limits and 20 seconds.
+
+    Args:
+        folder: The sweep's folder; all its records are on disk.
+        config: That of its runs; mode `"none"` does nothing.
+        draw: Draws the heatmap; None sends the table alone.
+    """
+    if config.mode == "none":
+        return
+
+    def work() -> None:
+        mode = config.mode
+        if problem := unreachable(config):
+            say(f"W&B: the sweep's summary stays offline, because {problem}. {upload_later(folder)}")
+            mode = "offline"
+        upload_summary(folder, replace(config, mode=mode), draw)
+
+    try:
+        bounded(work, config.init_timeout_s + config.finish_timeout_s + _DRAWING_S)
+    except NothingToUploadError:
+        pass
+    except Exception as error:
+        say(f"W&B: no summary of the sweep ({one_line(error)}). {upload_later(folder)}")
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """Return the content of a job's run.json; None if it has not begun or its file is damaged."""
+    try:
+        return RunFolder(folder).read_run()
+    except InputError:
+        return None
+
+
+def _common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the entries that are the same in all trees, at any depth."""
+    shared: dict[str, Any] = {}
+    for key, value in trees[0].items():
+        values = [tree.get(key) for tree in trees]
+        if all(isinstance(each, Mapping) for each in values):
+            shared[key] = _common([each for each in values if isinstance(each, Mapping)])
+        elif all(key in tree and tree[key] == value for tree in trees):
+            shared[key] = value
+    return shared
