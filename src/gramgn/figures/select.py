@@ -1,0 +1,86 @@
+"""Which runs of a table are drawn: those that are whole, and of repetitions the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+
+from gramgn.figures.curves import heads
+from gramgn.records import DATA_COLUMNS, ENDED, WAITING, newest, same_setting
+
+_TEXTS = (
+    *("experiment", "dataset", "kind", "unit", "scale", "model", "optimizer", "damping_convention"),
+    *("device_kind", "device", "other_settings", "began", "folder", "code", "error"),
+)
+
+
+def drawable(table: pd.DataFrame, report: Callable[[str], None]) -> pd.DataFrame:
+    """Return the runs that can be drawn, and those without a result, which a grid marks.
+
+    A run is drawn if it is done or diverged and its metrics are whole. Of several runs with the same experiment,
+    settings, seed, images and device the newest is drawn. Runs that failed, were stopped or are still running are
+    kept as one row each without metrics, unless a finished run has replaced them; so are jobs that have not begun.
+
+    Args:
+        table: A row per run and epoch, of `gramgn.records.runs`.
+        report: Called with one line for each run that is left out.
+
+    Returns:
+        The rows, ordered by run and epoch, with two more columns: `images` and `setting` are equal for runs on the
+        same images and for runs with the same settings.
+    """
+    table = _prepared(table)
+    faults = {run: fault for run, rows in table.groupby("run") if (fault := _fault(rows))}
+    whole = table[~table.run.isin(list(faults))]
+    kept = newest(whole)
+    lines = [f"left out {run}: {fault}" for run, fault in faults.items()]
+    repeated = whole[whole.state.isin(ENDED) & ~whole.run.isin(kept.run)]
+    lines += [f"left out {run}: repeated later with the same settings and seed" for run in repeated.run.unique()]
+    is_shown = kept.state.isin(ENDED)
+    open_runs = heads(table[~table.state.isin([*ENDED, WAITING])])
+    lines += [f"left out {run.run}: {_why_open(run.state, run.error)}" for run in open_runs.itertuples()]
+    for line in sorted(lines):
+        report(line)
+    marked = heads(kept[~is_shown]).assign(epoch=pd.NA).astype({"epoch": "Int64"})
+    return pd.concat([kept[is_shown], marked], ignore_index=True).fillna({"sweep": ""})
+
+
+def _prepared(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table in order, with empty texts where a text is missing, and with the keys of groups."""
+    table = table.assign(**{name: table[name].fillna("") for name in _TEXTS})
+    # Two files may hold the same run, or two runs of one name.
+    table = table.drop_duplicates(["run", "began", "epoch"], keep="last")
+    several = table.groupby("run").began.transform("nunique") > 1
+    table = table.assign(run=table.run.where(~several, table.run + " of " + table.began))
+    table = table.sort_values(["run", "epoch"], ignore_index=True)
+    images = table.groupby(list(DATA_COLUMNS), dropna=False).ngroup()
+    return table.assign(images=images, setting=same_setting(table))
+
+
+def _fault(rows: pd.DataFrame) -> str | None:
+    """Return why a run that has ended cannot be drawn, or None."""
+    first = rows.iloc[0]
+    if first.state not in ENDED:
+        return None
+    if first.kind not in ("real", "synthetic"):
+        return "its record does not say whether its data is real or synthetic"
+    rows = rows[rows.epoch.notna()]
+    seconds = rows.train_s.dropna()
+    if (seconds < 0).any():
+        return "its training time is negative"
+    backwards = seconds.index[seconds.diff() < 0]
+    if len(backwards):
+        return f"its training time goes backwards at epoch {rows.epoch[backwards[0]]}"
+    if first.state == "done":
+        if not len(rows):
+            return "its metrics have no epoch"
+        if pd.notna(first.epochs) and rows.epoch.iloc[-1] != first.epochs:
+            return f"its metrics end at epoch {rows.epoch.iloc[-1]} of {first.epochs}"
+    return None
+
+
+def _why_open(state: str, error: str) -> str:
+    if state == "running":
+        return "not finished (still running, or killed)"
+    return state + (f" ({error.splitlines()[0]})" if error else "")
