@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
-from gramgn.figures import finished_runs, read_results, summary_of, write_results  # noqa: E402
+from gramgn.figures import Shown, read_runs  # noqa: E402
+from gramgn.records import WAITING, write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,12 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.check:
             for path in given.check:
-                print(f"{path}: {summary_of(read_results([path]))}")
+                print(f"{path}: {contents(read_runs(path))}")
             return 0
-        loaded = finished_runs(*given.runs)
-        if not loaded.runs:
+        shown = read_runs(*given.runs)
+        if not len(shown.finished):
             raise InputError(
-                f"no finished run under {loaded.source}; the theory's files are results files as they are: "
+                "these folders hold files of the theory only, which are results files as they are: "
                 "python scripts/theory.py --out outputs/results"
             )
         try:
@@ -51,12 +52,29 @@ def main(arguments: list[str] | None = None) -> int:
             raise InputError(
                 f"cannot make the folder {given.out.parent}: {error.strerror or error}"
             ) from error
-        rows = write_results(loaded, given.out)
-        print(f"{given.out}: {rows} rows, {summary_of(loaded)}")
+        rows = shown.rows[shown.rows.state != WAITING]
+        write_results(rows, given.out)
+        print(f"{given.out}: {len(rows)} rows, {contents(shown)}")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def contents(shown: Shown) -> str:
+    """Return one line that says what a results file holds.
+
+    Args:
+        shown: Its runs.
+    """
+    runs = shown.rows[shown.rows.state != WAITING].drop_duplicates("run")
+    if shown.theory and not len(runs):
+        return f"the theory: {len(shown.theory.runs)} runs, {len(shown.theory.costs)} timed steps"
+    names = runs.sweep.where(runs.sweep != "", runs.experiment).replace("", "other runs")
+    finished = shown.finished.run.nunique()
+    unfinished = f", {len(runs) - finished} unfinished" if len(runs) > finished else ""
+    counts = ", ".join(f"{count} of {name}" for name, count in names.value_counts().sort_index().items())
+    return f"{finished} runs{unfinished}: {counts}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Draw the paper's panels, the theory's figures, and comparisons of whatever else was run.
 
-From finished runs and the files of ``make theory``, or from results files:
+Without sources, all runs of the paper's experiments below outputs/ are drawn, and the files of `make theory`; with
+`--runs` or `--results`, all runs given. Runs that differ in a setting are separate curves, labelled by what differs;
+runs on other images or with another number of threads are separate figures; of repetitions the newest counts.
 
 python scripts/make_figures.py                                  # outputs/ -> outputs/figures/
 python scripts/make_figures.py --runs outputs/sweeps/fig1 --out outputs/figures
@@ -20,13 +22,12 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.figures import (  # noqa: E402
-    Loaded,
+    Shown,
     claims_table,
     claims_text,
     figure_sets,
-    finished_runs,
     make_figures,
-    read_results,
+    read_runs,
     summary_table,
     theory_claims,
     theory_title,
@@ -39,29 +40,36 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 drawn, 2 nothing to draw or bad input."""
     parser = argparse.ArgumentParser(description="Draw figures from finished runs.")
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--runs", type=Path, nargs="+", help="folders to search for runs (default: outputs)")
-    source.add_argument("--results", type=Path, nargs="+", help="results files to draw from instead of runs")
+    source.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        help="folders of runs or sweeps (default: the paper's runs in outputs)",
+    )
+    source.add_argument(
+        "--results", type=Path, nargs="+", help="results CSV files to draw from instead of runs"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         help="folder for PDF and PNG files (default: outputs/figures; outputs/results/figures with --results)",
     )
-    parser.add_argument("--force", action="store_true", help="draw what is up to date as well")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--table", action="store_true", help="print a table of the runs instead")
     instead.add_argument(
         "--claims", action="store_true", help="print the paper's claims with what was measured"
     )
     given = parser.parse_args(arguments)
+    sources = given.results or given.runs
     try:
-        loaded = read_results(given.results) if given.results else finished_runs(*(given.runs or [OUTPUTS]))
+        shown = read_runs(*(sources or [OUTPUTS]), paper_only=not sources and not given.table)
         if given.table:
-            print(summary_table(loaded.runs) if loaded.runs else "no runs\n", end="")
+            print(summary_table(shown.finished) if len(shown.finished) else "no runs\n", end="")
         elif given.claims:
-            print(all_claims(loaded), end="")
+            print(all_claims(shown), end="")
         else:
             out = given.out or OUTPUTS / ("results/figures" if given.results else "figures")
-            for path in make_figures(loaded, out, force=given.force):
+            for path in make_figures(shown, out):
                 print(path)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -69,19 +77,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def all_claims(loaded: Loaded) -> str:
+def all_claims(shown: Shown) -> str:
     """Return the claims of each figure set, and those of the theory, as text.
 
     Args:
-        loaded: The runs.
+        shown: The runs.
 
     Raises:
         InputError: There is nothing that a claim can be measured on.
     """
-    sets, _ = figure_sets(loaded)
+    sets, _ = figure_sets(shown.rows)
     texts = [claims_table(figures) for figures in sets]
-    if loaded.theory:
-        texts.append(claims_text(theory_title(loaded.theory), theory_claims(loaded.theory)))
+    if shown.theory:
+        texts.append(claims_text(theory_title(shown.theory), theory_claims(shown.theory)))
     if not texts:
         raise InputError(
             "none of these runs is of a panel of the paper, and there is nothing of the theory. `make paper` and "

@@ -1,7 +1,7 @@
 """Write one HTML page about all runs: claims, figures, a table that sorts and filters, every run's settings.
 
 python scripts/make_report.py                                        # outputs/ -> outputs/report/index.html
-python scripts/make_report.py --runs outputs/sweeps/fig1 --out outputs/report/index.html
+python scripts/make_report.py --runs outputs/sweeps/fig1 --out outputs/report/fig1.html
 python scripts/make_report.py --results outputs/results/paper.csv    # from published numbers instead of run folders
 """
 
@@ -23,14 +23,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write one HTML page about all runs.")
     outputs = ROOT / "outputs"
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--runs", type=Path, default=outputs, help="folder to search for runs")
+    source.add_argument(
+        "--runs",
+        type=Path,
+        nargs="+",
+        default=[outputs],
+        help="folders to search for runs (default: outputs)",
+    )
     source.add_argument("--results", type=Path, nargs="+", help="results CSV files, instead of run folders")
     parser.add_argument("--out", type=Path, default=outputs / "report" / "index.html", help="the HTML file")
-    parser.add_argument("--figures", type=Path, help="folder of figures; default: that of make figures")
     given = parser.parse_args(arguments)
-    figures = given.figures or outputs / ("results/figures" if given.results else "figures")
     try:
-        print(make_report(given.runs, given.out, figures=figures, results=given.results))
+        print(make_report(*(given.results or given.runs), out=given.out))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

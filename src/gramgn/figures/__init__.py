@@ -1,16 +1,13 @@
-"""Figures, tables and claims from run folders or results files: no network, no torch."""
+"""Figures, tables and claims from the table of runs: no network, no torch.
 
-from ._build import THEORY, Drawing, drawings, finished_runs, make_figures
-from ._claims import Claim, Measurement, claims, claims_table, claims_text
-from ._columns import RESULT_COLUMNS
-from ._grid import Cell, Grid
-from ._load import Loaded, load_runs
-from ._panels import PANELS, FigureSet, Panel
-from ._results import read_results, summary_of, write_results
-from ._run import Run
-from ._sort import figure_sets
-from ._table import summary_table
-from ._theory import (
+    from gramgn.figures import make_figures, read_runs
+
+    make_figures(read_runs("outputs/sweeps/lam"), Path("figures"))
+
+`gramgn.figures.panels` states which runs belong to which panel of the paper.
+"""
+
+from gramgn.figures._theory import (
     Cost,
     Epoch,
     Setting,
@@ -21,23 +18,30 @@ from ._theory import (
     theory_title,
     write_theory,
 )
+from gramgn.figures.build import THEORY, Drawing, drawings, make_figures
+from gramgn.figures.claims import Claim, Measurement, claims, claims_table, claims_text
+from gramgn.figures.curves import Comparison, Curve
+from gramgn.figures.grid import Grid, GridCell
+from gramgn.figures.panels import PANELS, FigureSet, Panel, figure_sets
+from gramgn.figures.sources import Shown, read_runs, read_table
+from gramgn.figures.summary import summary_table
 
 __all__ = [
     "PANELS",
-    "RESULT_COLUMNS",
     "THEORY",
-    "Cell",
     "Claim",
+    "Comparison",
     "Cost",
+    "Curve",
     "Drawing",
     "Epoch",
     "FigureSet",
     "Grid",
-    "Loaded",
+    "GridCell",
     "Measurement",
     "Panel",
-    "Run",
     "Setting",
+    "Shown",
     "Theory",
     "TheoryRun",
     "claims",
@@ -45,15 +49,12 @@ __all__ = [
     "claims_text",
     "drawings",
     "figure_sets",
-    "finished_runs",
-    "load_runs",
     "make_figures",
-    "read_results",
+    "read_runs",
+    "read_table",
     "read_theory",
-    "summary_of",
     "summary_table",
     "theory_claims",
     "theory_title",
-    "write_results",
     "write_theory",
 ]

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from ._group import Comparison, seed_points
+from gramgn.figures.curves import Comparison
 
 _NAMES = {
     "train_loss": "training loss",
@@ -24,20 +25,22 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Scale:
+class ValueScale:
     """The vertical axis of a row of panels.
 
     Attributes:
         label: Name of the quantity with its unit.
         low: Lower end.
         high: Upper end; what is above leaves the panel.
-        is_standardised: Whether 1 means predicting the mean.
+        is_standardized: Whether 1 means predicting the mean.
+        is_linear: Whether it is linear, not logarithmic.
     """
 
     label: str
     low: float
     high: float
-    is_standardised: bool
+    is_standardized: bool
+    is_linear: bool = False
 
     def apply(self, panels: Sequence[Axes]) -> None:
         """Set up the panels of a row, the leftmost with the label.
@@ -47,13 +50,16 @@ class Scale:
         """
         panels[0].set_ylabel(self.label)
         for axes in panels:
+            if self.is_linear:
+                axes.set_ylim(self.low, self.high)
+                continue
             axes.set_yscale("log", nonpositive="mask")
             axes.set_ylim(self.low, self.high)
             steps = _tick_steps(math.log10(self.high / self.low))
             axes.yaxis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
-        if self.is_standardised and self.low < 1.0 < self.high:
+        if self.is_standardized and self.low < 1.0 < self.high:
             self._mark_mean(panels)
 
     def _mark_mean(self, panels: Sequence[Axes]) -> None:
@@ -76,7 +82,7 @@ class Scale:
 
 
 def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal["bottom", "top"]]:
-    """Return at which end of the line of the mean, and with which side of the words on it, fewest lines are hit.
+    """Return the end and the side of the line of the mean at which the words cover the fewest curves.
 
     Args:
         axes: The panel, with its lines.
@@ -109,34 +115,41 @@ def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal[
     return min(corners, key=hits)
 
 
-def value_scale(comparison: Comparison, column: str) -> Scale | None:
-    """Return the vertical axis for a column of ``metrics.csv``, or ``None`` if no run has a positive value.
+def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
+    """Return the vertical axis for a metric, or None if no run has a finite value.
+
+    It is logarithmic, from the least to the greatest positive value; what is zero or less is drawn on its lower end.
+    Where no value is positive, the axis is linear.
 
     Args:
         comparison: All that is drawn.
         column: A loss or an error.
     """
-    curves = [seed_points((run,), column) for curve in comparison.curves for run in curve.runs]
-    curves = [points for points in curves if any(point.median > 0 for point in points)]
-    if not curves:
+    rows = comparison.rows.sort_values(["run", "epoch"], kind="stable")
+    rows = rows[np.isfinite(rows[column].astype(float))]
+    if rows.empty:
         return None
-    is_standardised = comparison.standardised and column.endswith("_loss")
-    values = [point.median for points in curves for point in points if point.median > 0]
+    label = _label(comparison, column)
+    values = rows[column][rows[column] > 0]
+    if values.empty:
+        low = float(rows[column].min())
+        return ValueScale(label, 1.1 * low if low else -0.1, 1.0, False, is_linear=True)
+    is_standardized = comparison.standardized and column.endswith("_loss")
+    starts = rows[rows.run.isin(rows.run[values.index])].drop_duplicates("run")[column]
     # A standardised loss of 30 is thirty times that of predicting the mean: overshoot, not learning.
-    ceiling = 30.0 if is_standardised else 10.0 * min(points[0].median for points in curves)
-    low, high = min(values) / 1.2, max(values) * 1.2
+    ceiling = 30.0 if is_standardized else 10.0 * float(starts.min())
+    low, high = float(values.min()) / 1.2, float(values.max()) * 1.2
     if low < ceiling < high:
         high = ceiling
-    if is_standardised and 1.0 < high < 1.6:
+    if is_standardized and 1.0 < high < 1.6:
         high = 1.6  # room for the words above the line of the mean
-    return Scale(_label(comparison, column), low, high, is_standardised)
+    return ValueScale(label, low, high, is_standardized)
 
 
 def time_unit(comparison: Comparison) -> tuple[float, str]:
     """Return how many seconds the unit of the time axis has, and its name."""
-    runs = [run for curve in comparison.curves for run in curve.runs]
-    longest = max((float(row["train_s"] or 0.0) for run in runs for row in run.rows), default=0.0)
-    if longest < 300:
+    longest = comparison.rows.train_s.max()
+    if pd.isna(longest) or longest < 300:
         return 1.0, "s"
     return (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
 
@@ -146,7 +159,7 @@ def _label(comparison: Comparison, column: str) -> str:
     has_unit = comparison.unit != "1"  # plain numbers
     if column.endswith("_mae"):
         return f"{name} (mean absolute{', ' + comparison.unit if has_unit else ''})"
-    if comparison.standardised:
+    if comparison.standardized:
         return f"{name} (MSE, standardised)"
     return f"{name} (MSE{', ' + comparison.unit + '²' if has_unit else ''})"
 

@@ -1,4 +1,4 @@
-"""The claims of the paper, each beside the number measured here, with its spread over seeds."""
+"""The claims of the paper, each with the number measured here and its spread over seeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ._grid import Grid
-from ._panels import PANELS, FigureSet
-from ._scores import losses_of, named, num_epochs, paired, ratio_at_equal_time, ratio_at_last_epoch, speed
+import numpy as np
+import pandas as pd
 
-CLOSE_TO_ZERO = 0.05  # of the variance of the targets
+from gramgn.figures.grid import Grid
+from gramgn.figures.panels import PANELS, FigureSet
+
+CLOSE_TO_ZERO = 0.05
+"""Share of the variance of the targets."""
 WITHIN_EPOCHS = 30
 NEAR_1 = (0.5, 2.0)
-HARDLY = 2.0  # factor between the largest and the least loss over alpha
+HARDLY = 2.0
+"""Factor between the largest and the least loss over alpha."""
+
+Score = Callable[[pd.DataFrame, Sequence[pd.DataFrame]], float]
+"""From the rows of GGN's run and of the two baselines to a number."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +33,11 @@ class Measurement:
     Attributes:
         name: What was measured, in words.
         values: By seed; infinite or zero where a run diverged or a level was never reached.
-        unit: What there is a value for each of.
+        unit: What the values are counted in: there is one per seed.
     """
 
     name: str
-    values: Mapping[str, float]
+    values: Mapping[Any, float]
     unit: str = "seed"
 
     @property
@@ -39,7 +47,7 @@ class Measurement:
 
     @property
     def text(self) -> str:
-        """Median, least and greatest, and the number of seeds, e.g. ``"2.1 (1.8 to 2.4, 3 seeds)"``."""
+        """Median, least and greatest, and the number of seeds, e.g. `"2.1 (1.8 to 2.4, 3 seeds)"`."""
         low, high = min(self.values.values()), max(self.values.values())
         if len(self.values) == 1:
             return f"{self.median:.3g} (1 {self.unit})"
@@ -53,10 +61,10 @@ class Claim:
     Attributes:
         key: Short name.
         text: The claim.
-        figures: The panels that show it, e.g. ``"1a, 1b"``.
+        figures: The panels that show it, e.g. `"1a, 1b"`.
         rule: When it counts as seen here, in words.
         measurements: The numbers; the rule is about the first. Empty: not measured.
-        verdict: ``"yes"`` or ``"no"`` if all seeds agree, else ``"mixed"``; ``"not measured"``.
+        verdict: `"yes"` or `"no"` if all seeds agree, else `"mixed"`; `"not measured"`.
         note: Why it was not measured, or what limits the number; may be empty.
     """
 
@@ -72,7 +80,7 @@ class Claim:
 def claims(figures: FigureSet) -> list[Claim]:
     """Return every claim of the paper with what was measured in one figure set.
 
-    Losses are those of ``metrics.csv``: the training loss is the running mean over an epoch. Runs are paired
+    Losses are those of metrics.csv: the training loss is the running mean over an epoch. Runs are paired
     by seed; the baseline of a comparison is, seed by seed, the better of the two that SGD gives.
 
     Args:
@@ -118,21 +126,30 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
+class _SeveralSettingsError(Exception):
+    """A curve of the paper has runs of several settings, so that no number belongs to it."""
+
+
 def _close_to_zero(figures: FigureSet) -> Claim:
-    values = {
-        run.seed: min(losses_of(run, "train_loss", WITHIN_EPOCHS) or [math.inf])
-        for run in named(figures, "afad", "ggn_fixup")
-    }
-    short = [run for run in named(figures, "afad", "ggn_fixup") if num_epochs(run) < WITHIN_EPOCHS]
-    name = f"least training loss of GGN within {WITHIN_EPOCHS} epochs (1: predicting the mean)"
+    def measured() -> tuple[Measurement, ...]:
+        values = {
+            seed: float(_finite(rows[rows.epoch <= WITHIN_EPOCHS], "train_loss").train_loss.min())
+            for seed, rows in _runs(figures, "afad", "ggn_fixup").items()
+        }
+        name = f"least training loss of GGN within {WITHIN_EPOCHS} epochs (1: predicting the mean)"
+        return (Measurement(name, {key: math.inf if math.isnan(v) else v for key, v in values.items()}),)
+
+    rows = figures.rows("afad")
+    ggn = None if rows is None else rows[rows.experiment == "fig1/afad_ggn_fixup"]
+    ends = [] if ggn is None else [_num_epochs(run) for _, run in ggn.groupby("run")]
     return _claim(
         "close_to_zero",
         f"On AFAD-LITE GGN's training loss gets close to zero within {WITHIN_EPOCHS} epochs",
         "afad",
         f"at most {CLOSE_TO_ZERO:g} of the variance of the targets",
-        (Measurement(name, values),),
+        measured,
         lambda value: value <= CLOSE_TO_ZERO,
-        f"these runs end after {min(map(num_epochs, short))} epochs" if short else "",
+        f"these runs end after {min(ends)} epochs" if ends and min(ends) < WITHIN_EPOCHS else "",
     )
 
 
@@ -141,17 +158,16 @@ def _ahead(figures: FigureSet, family: str) -> list[Claim]:
     found = []
     for what, score in (("epoch", ratio_at_last_epoch), ("second", ratio_at_equal_time)):
         at = "at the last epoch that all have" if what == "epoch" else "when the first of them ends"
-        measured = Measurement(
-            f"training loss of the better SGD over GGN's, {at} (0: GGN has none or diverged)",
-            paired(figures, family, score("train_loss")),
-        )
+        title = f"training loss of the better SGD over GGN's, {at} (0: GGN has none or diverged)"
         found.append(
             _claim(
                 f"{family}_ahead_per_{what}",
                 f"On {name} GGN is ahead of both SGD baselines per {what}",
                 family,
                 "the ratio is above 1",
-                (measured,),
+                lambda title=title, score=score: (  # type: ignore[misc]
+                    Measurement(title, _paired(figures, family, score("train_loss"))),
+                ),
                 lambda value: value > 1,
             )
         )
@@ -159,24 +175,30 @@ def _ahead(figures: FigureSet, family: str) -> list[Claim]:
 
 
 def _test_loss(figures: FigureSet) -> list[Claim]:
-    faster = Measurement(
-        "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)",
-        paired(figures, "rsna", speed),
+    faster = "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)"
+    lower = "test loss of the better SGD over GGN's, at the last epoch that all have"
+    cases: tuple[tuple[str, str, str, Score], ...] = (
+        ("test_falls_faster", "falls faster", faster, speed),
+        ("test_ends_lower", "ends lower", lower, ratio_at_last_epoch("test_loss")),
     )
-    lower = Measurement(
-        "test loss of the better SGD over GGN's, at the last epoch that all have",
-        paired(figures, "rsna", ratio_at_last_epoch("test_loss")),
-    )
-    text = "On RSNA GGN's test loss "
-    above: tuple[str, Callable[[float], bool]] = ("the ratio is above 1", lambda value: value > 1)
     return [
-        _claim("test_falls_faster", text + "falls faster", "rsna", above[0], (faster,), above[1], shown="2a"),
-        _claim("test_ends_lower", text + "ends lower", "rsna", above[0], (lower,), above[1], shown="2a"),
+        _claim(
+            key,
+            f"On RSNA GGN's test loss {what}",
+            "rsna",
+            "the ratio is above 1",
+            lambda name=name, score=score: (  # type: ignore[misc]
+                Measurement(name, _paired(figures, "rsna", score)),
+            ),
+            lambda value: value > 1,
+            shown="2a",
+        )
+        for key, what, name, score in cases
     ]
 
 
 def _near_1(figures: FigureSet) -> Claim:
-    best: dict[str, float] = {}
+    best: dict[int, float] = {}
     by_lam: list[Measurement] = []
     if figures.grid is not None:
         grid = figures.grid
@@ -196,14 +218,14 @@ def _near_1(figures: FigureSet) -> Claim:
         "λ near 1 is best",
         "grid",
         f"the λ of the least loss is from {low:g} to {high:g}",
-        (Measurement("λ of the least training loss in the grid", best), *by_lam),
+        lambda: (Measurement("λ of the least training loss in the grid", best), *by_lam),
         lambda value: low <= value <= high,
     )
 
 
 def _insensitive(figures: FigureSet) -> Claim:
     measured: list[Measurement] = []
-    lams = figures.grid.lams if figures.grid is not None else ()
+    lams = figures.grid.lams if figures.grid is not None else []
     # That of lambda = 1 first: the rule is about it.
     for lam in sorted(lams, key=lambda lam: (lam != 1, lam)):
         assert figures.grid is not None
@@ -223,14 +245,14 @@ def _insensitive(figures: FigureSet) -> Claim:
         "With λ = 1, α hardly matters",
         "grid",
         f"the largest loss over α is at most {HARDLY:g} times the least",
-        tuple(measured),
+        lambda: tuple(measured),
         lambda value: value <= HARDLY,
     )
 
 
-def _by_seed(grid: Grid, lam: float) -> dict[str, list[float]]:
+def _by_seed(grid: Grid, lam: float) -> dict[int, list[float]]:
     """Return the losses of one lambda over alpha for each seed, infinite where it diverged."""
-    found: dict[str, list[float]] = {}
+    found: dict[int, list[float]] = {}
     for cell in grid.column(lam).values():
         for seed, loss in cell.losses.items():
             found.setdefault(seed, []).append(loss)
@@ -242,15 +264,125 @@ def _claim(
     text: str,
     family: str,
     rule: str,
-    measurements: tuple[Measurement, ...],
+    measure: Callable[[], tuple[Measurement, ...]],
     holds: Callable[[float], bool],
     note: str = "",
     shown: str | None = None,
 ) -> Claim:
     panels = [panel for panel in PANELS if panel.family == family and panel.column == "train_loss"]
     numbers = shown or ", ".join(panel.number for panel in panels)
+    try:
+        measurements = measure()
+    except _SeveralSettingsError as error:
+        return Claim(key, text, numbers, rule, (), "not measured", str(error))
     if not measurements or not measurements[0].values:
         return Claim(key, text, numbers, rule, (), "not measured", f"make the runs, e.g. {panels[0].command}")
     seen = {holds(value) for value in measurements[0].values.values()}
     verdict = "mixed" if len(seen) > 1 else ("yes" if seen == {True} else "no")
     return Claim(key, text, numbers, rule, measurements, verdict, note)
+
+
+def _paired(figures: FigureSet, family: str, score: Score) -> dict[int, float]:
+    """Return a score of GGN against both SGD baselines, for each seed that has all three."""
+    ggn, *baselines = (_runs(figures, family, curve) for curve in ("ggn_fixup", "sgd_bn", "sgd_fixup"))
+    return {
+        seed: score(rows, [found[seed] for found in baselines])
+        for seed, rows in ggn.items()
+        if all(seed in found for found in baselines)
+    }
+
+
+def ratio_at_last_epoch(column: str) -> Score:
+    """Return the score "better baseline's value over GGN's at the last epoch that all runs have".
+
+    Args:
+        column: A loss.
+    """
+
+    def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
+        # A run that diverged is infinite from there on; it does not shorten the others.
+        last = min((_num_epochs(run) for run in (ggn, *baselines) if not _diverged(run)), default=0)
+        return _ratio([_value_at(run, column, run.epoch <= last) for run in (*baselines, ggn)])
+
+    return score
+
+
+def ratio_at_equal_time(column: str) -> Score:
+    """Return the score "better baseline's value over GGN's at the second of training the first of them ends".
+
+    Args:
+        column: A loss; a run's value is that of its last whole epoch until then.
+    """
+
+    def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
+        ends = [run.train_s.fillna(0.0).iloc[-1] for run in (ggn, *baselines) if not _diverged(run)]
+        time = min(ends, default=0.0)
+        return _ratio([_value_at(run, column, run.train_s.fillna(0.0) <= time) for run in (*baselines, ggn)])
+
+    return score
+
+
+def speed(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
+    """Return how many times sooner GGN gets to the baselines' least test loss than the baseline did.
+
+    Args:
+        ggn: The rows of GGN's run.
+        baselines: The rows of SGD's runs.
+
+    Returns:
+        Ratio of seconds of training; 0 if GGN never gets there, infinite if no baseline has a test loss.
+    """
+    rows = pd.concat([_finite(run, "test_loss") for run in baselines])
+    if rows.empty:
+        return math.inf
+    least = rows.sort_values(["test_loss", "train_s"]).iloc[0]
+    own = _finite(ggn, "test_loss")
+    reached = own.train_s[own.test_loss <= least.test_loss]
+    return float(least.train_s / reached.iloc[0]) if len(reached) and reached.iloc[0] else 0.0
+
+
+def _ratio(losses: Sequence[float]) -> float:
+    """Return the least of the baselines over the last, GGN's; 0 where GGN diverged, infinite where they did."""
+    *baselines, ggn = losses
+    if math.isinf(ggn):
+        return 0.0
+    return min(baselines) / ggn if ggn > 0 else math.inf
+
+
+def _runs(figures: FigureSet, family: str, curve: str) -> dict[int, pd.DataFrame]:
+    """Return the rows of one of the paper's curves, e.g. of `fig1/afad_sgd_bn`, by seed.
+
+    Raises:
+        _SeveralSettingsError: Its runs differ in more than the seed.
+    """
+    rows = figures.rows(family)
+    experiment = f"fig1/{family}_{curve}"
+    if rows is None:
+        return {}
+    rows = rows[rows.experiment == experiment]
+    if rows.setting.nunique() > 1:
+        one, other = rows.drop_duplicates("setting").run.iloc[:2]
+        raise _SeveralSettingsError(
+            f"{experiment} has runs of several settings, e.g. {one} and {other}: name the folders of one of them"
+        )
+    return {int(seed): rows[rows.seed == seed] for seed in rows.seed.unique()}
+
+
+def _diverged(rows: pd.DataFrame) -> bool:
+    return bool(rows.state.iloc[0] == "diverged")
+
+
+def _num_epochs(rows: pd.DataFrame) -> int:
+    last = rows.epoch.max()
+    return 0 if pd.isna(last) else int(last)
+
+
+def _finite(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the rows with a finite value; none of a run that diverged."""
+    return rows[np.isfinite(rows[column].astype(float)) & (rows.state != "diverged")]
+
+
+def _value_at(rows: pd.DataFrame, column: str, until: pd.Series) -> float:
+    """Return the last finite value of some rows; infinite if the run diverged or has none."""
+    values = _finite(rows[until.fillna(False).astype(bool)], column)[column]
+    return float(values.iloc[-1]) if len(values) else math.inf

@@ -171,7 +171,7 @@ def heads(rows: pd.DataFrame) -> pd.DataFrame:
 
 def groups(rows: pd.DataFrame, *columns: str) -> list[pd.DataFrame]:
     """Return the rows in groups of equal values, in the order in which the values first occur."""
-    return [group for _, group in rows.groupby(list(columns), sort=False, dropna=False)]
+    return [group for _, group in rows.groupby(list(columns), sort=False, dropna=False)] if len(rows) else []
 
 
 def compare(rows: pd.DataFrame) -> list[Comparison]:
@@ -183,7 +183,7 @@ def compare(rows: pd.DataFrame) -> list[Comparison]:
     Returns:
         One comparison per data set, image size, number of images, scale and device, sorted by name.
     """
-    found = groups(rows, "images", "scale", "standardized", "device") if len(rows) else []
+    found = groups(rows, "images", "scale", "standardized", "device")
     stems = [_stem(group) for group in found]
     comparisons = []
     for stem, group in zip(stems, found, strict=True):

@@ -1,4 +1,4 @@
-"""Drawing one comparison: quantities in rows, against time on the left and against epochs on the right."""
+"""Drawing curves: one panel of the paper at the width of a column, and comparisons of any runs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,85 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ._axes import time_unit, value_scale
-from ._group import Comparison, Curve, Point, seed_points
-from ._style import LineStyle, line_styles
+from gramgn.errors import counted
+from gramgn.figures.axes import ValueScale, time_unit, value_scale
+from gramgn.figures.curves import Comparison, Curve, seed_points
+from gramgn.figures.panels import Panel
+from gramgn.figures.style import LineStyle, line_styles
 
 LOSSES = ("train_loss", "test_loss")
 ERRORS = ("train_mae", "test_mae")
+_WIDTH = 3.4
 
 
-def draw(comparison: Comparison, columns: Sequence[str]) -> Figure | None:
-    """Draw columns of ``metrics.csv`` against training time and against epochs.
+def draw_panel(panel: Panel, comparison: Comparison) -> Figure:
+    """Draw one panel of curves.
 
-    With several seeds a line is their median and the band goes from the least to the greatest; against time,
-    an epoch stands at its median time. A diverged run is a thin line that ends in a cross, at its last finite
-    value or where it leaves the panel.
+    Args:
+        panel: Which metric, against what. Call it inside `house_style`.
+        comparison: The curves.
+    """
+    print_lines = _small_print(comparison, panel)
+    columns = 2 if all(len(_legend_text(curve, comparison)) <= 22 for curve in comparison.curves) else 1
+    lines = -(-len(comparison.curves) // columns)
+    figure = Figure(figsize=(_WIDTH, 2.3 + 0.135 * lines + 0.11 * len(print_lines)))
+    figure.suptitle(f"{panel.number}  {comparison.title}", fontsize=7.5)
+    fill_panel(figure.subplots(), panel, comparison)
+    legend = figure.legend(
+        *legend_of(comparison),
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=7,
+        title="\n".join(print_lines),
+        title_fontsize=6,
+        handlelength=3.2,
+        labelspacing=0.25,
+    )
+    legend.get_title().set_color("#555555")
+    legend.get_title().set_multialignment("center")
+    return figure
+
+
+def fill_panel(axes: Axes, panel: Panel, comparison: Comparison) -> None:
+    """Draw the curves and axes of a panel.
+
+    Args:
+        axes: Where to draw.
+        panel: Which metric, against what.
+        comparison: The curves.
+    """
+    scale = value_scale(comparison, panel.column)
+    unit_s, unit_name = time_unit(comparison)
+    seconds = unit_s if panel.against_time else None
+    if scale is not None:
+        draw_curves(axes, comparison.curves, line_styles(comparison.curves), panel.column, seconds, scale)
+        scale.apply([axes])
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"training time ({unit_name})" if panel.against_time else "epoch")
+    if not panel.against_time:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def draw_comparison(comparison: Comparison, columns: Sequence[str]) -> Figure | None:
+    """Draw metrics against training time on the left and against epochs on the right.
+
+    With several seeds a line is their median and the band extends from the least to the greatest; against time, an
+    epoch stands at its median time. A diverged run is a thin line that ends in a cross, at its last finite value or
+    where it leaves the panel.
 
     Args:
         comparison: What to draw.
-        columns: One row of panels each; columns without any value are left out.
+        columns: The metrics, one row of panels each; those without any value are left out.
 
     Returns:
-        The figure, or ``None`` if no column has a value. Call it inside ``house_style``.
+        The figure, or None if no column has a value. Call it inside `house_style`.
     """
     scales = {column: value_scale(comparison, column) for column in columns}
     shown = {column: scale for column, scale in scales.items() if scale is not None}
@@ -44,13 +97,13 @@ def draw(comparison: Comparison, columns: Sequence[str]) -> Figure | None:
     unit_s, unit_name = time_unit(comparison)
     for row, (column, scale) in zip(panels, shown.items(), strict=True):
         for axes, seconds in zip(row, (unit_s, None), strict=True):
-            draw_curves(axes, comparison.curves, styles, column, seconds, scale.high)
+            draw_curves(axes, comparison.curves, styles, column, seconds, scale)
         scale.apply(list(row))
     for axes, name in zip(panels[-1], (f"training time ({unit_name})", "epoch"), strict=True):
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
     panels[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    _add_texts(figure, comparison, styles)
+    _add_texts(figure, comparison, list(shown))
     return figure
 
 
@@ -60,55 +113,78 @@ def draw_curves(
     styles: Sequence[LineStyle],
     column: str,
     unit_s: float | None,
-    high: float,
+    scale: ValueScale,
 ) -> None:
-    """Draw one column of ``metrics.csv`` into a panel.
+    """Draw one metric into a panel.
 
     Args:
         axes: The panel.
         curves: What to draw.
-        styles: One for each curve.
-        column: The column.
-        unit_s: Seconds in the unit of the time axis; ``None`` draws against epochs.
-        high: Upper end of the vertical axis, where a line that leaves it gets its cross.
+        styles: One per curve.
+        column: The metric.
+        unit_s: Seconds in the unit of the time axis; None draws against epochs.
+        scale: The vertical axis: a line that leaves it upwards gets its cross on the upper end, and a triangle on
+            the lower end marks a value of zero or less.
     """
     for curve, style in zip(curves, styles, strict=True):
-        _draw_finished(axes, curve, style, column, unit_s)
-        _draw_diverged(axes, curve, style, column, unit_s, high)
+        _draw_finished(axes, curve, style, column, unit_s, scale)
+        for rows in curve.diverged:
+            _draw_diverged(axes, seed_points(rows, column), style, unit_s, scale)
 
 
-def _draw_finished(axes: Axes, curve: Curve, style: LineStyle, column: str, unit_s: float | None) -> None:
+def _draw_finished(
+    axes: Axes, curve: Curve, style: LineStyle, column: str, unit_s: float | None, scale: ValueScale
+) -> None:
     points = curve.points(column)
-    if not points:
+    if points.empty:
         return
-    x, values = _positions(points, unit_s), [point.median for point in points]
+    x, values = _positions(points, unit_s), _on_axis(axes, points, unit_s, style, scale)
     (line,) = axes.plot(x, values, color=style.color, linestyle=style.pattern, zorder=3)
     if len(points) == 1 or style.marked:
         line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
         line.set_markerfacecolor("white" if style.marked else style.color)
-    if len(curve.finished) > 1:
-        low, high = [point.low for point in points], [point.high for point in points]
-        axes.fill_between(x, low, high, color=style.color, alpha=0.18, linewidth=0, zorder=2)
+    if curve.num_finished > 1:
+        low = points.low if scale.is_linear else points.low.clip(lower=scale.low)
+        axes.fill_between(x, low, points.high, color=style.color, alpha=0.18, linewidth=0, zorder=2)
 
 
 def _draw_diverged(
-    axes: Axes, curve: Curve, style: LineStyle, column: str, unit_s: float | None, high: float
+    axes: Axes, points: pd.DataFrame, style: LineStyle, unit_s: float | None, scale: ValueScale
 ) -> None:
-    for run in curve.diverged:
-        points = seed_points((run,), column)
-        if not points:
-            continue
-        x, values = _positions(points, unit_s), [point.median for point in points]
-        axes.plot(x, values, color=style.color, linestyle=style.pattern, linewidth=0.9, zorder=3)
-        end = _end_inside(x, values, high)
-        cross: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
-        axes.plot([end[0]], [end[1]], color=style.color, zorder=4, **cross)
+    if points.empty:
+        return
+    x, values = _positions(points, unit_s), _on_axis(axes, points, unit_s, style, scale)
+    axes.plot(x, values, color=style.color, linestyle=style.pattern, linewidth=0.9, zorder=3)
+    known = ~np.isnan(values)
+    end = _end_inside(x[known], values[known], scale.high)
+    cross: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
+    axes.plot([end[0]], [end[1]], color=style.color, zorder=4, **cross)
 
 
-def _end_inside(x: Sequence[float], values: Sequence[float], high: float) -> tuple[float, float]:
-    """Return the last point of a line, or where it crosses ``high`` for good, on a logarithmic axis."""
-    inside = [place for place, value in enumerate(values) if value <= high]
-    last = inside[-1] if inside else -1
+def _on_axis(
+    axes: Axes, points: pd.DataFrame, unit_s: float | None, style: LineStyle, scale: ValueScale
+) -> np.ndarray:
+    """Return the medians; on a logarithmic axis those of zero or less are put on its lower end and marked."""
+    values = points["median"].to_numpy()
+    below = values <= 0
+    if scale.is_linear or not below.any():
+        return values
+    x = _positions(points, unit_s)[below]
+    axes.plot(
+        *(x, np.full(len(x), scale.low)),
+        linestyle="none",
+        marker="v",
+        markersize=4,
+        color=style.color,
+        clip_on=False,
+    )
+    return np.where(below, scale.low, values)
+
+
+def _end_inside(x: np.ndarray, values: np.ndarray, high: float) -> tuple[float, float]:
+    """Return the last point of a line, or where it crosses `high` for good, on a logarithmic axis."""
+    inside = np.flatnonzero(values <= high)
+    last = int(inside[-1]) if len(inside) else -1
     if last == len(values) - 1:
         return x[-1], values[-1]
     if last < 0 or values[last] <= 0:
@@ -117,40 +193,87 @@ def _end_inside(x: Sequence[float], values: Sequence[float], high: float) -> tup
     return x[last] + share * (x[last + 1] - x[last]), high
 
 
-def _positions(points: Sequence[Point], unit_s: float | None) -> list[float]:
-    return [point.epoch if unit_s is None else point.train_s / unit_s for point in points]
+def _positions(points: pd.DataFrame, unit_s: float | None) -> np.ndarray:
+    x = points.index if unit_s is None else points.train_s / unit_s
+    return x.to_numpy(dtype=float)
 
 
 def legend_handle(curve: Curve, style: LineStyle) -> Line2D:
-    """Return what stands for a curve in a legend.
+    """Return what represents a curve in a legend.
 
     Args:
         curve: The curve.
         style: Its style.
     """
-    if not curve.finished:
-        return Line2D(
-            [], [], color=style.color, linestyle=style.pattern, linewidth=0.9, marker="x", markersize=6
-        )
     handle = Line2D([], [], color=style.color, linestyle=style.pattern)
-    if style.marked:
+    if not curve.num_finished:
+        handle.set(linewidth=0.9, marker="x", markersize=6)
+    elif style.marked:
         handle.set(marker="o", markersize=3.2, markerfacecolor="white", markeredgewidth=0.9)
     return handle
 
 
-def _add_texts(figure: Figure, comparison: Comparison, styles: Sequence[LineStyle]) -> None:
+def legend_of(comparison: Comparison) -> tuple[list[Line2D], list[str]]:
+    """Return handles and texts of the legend of a panel.
+
+    Args:
+        comparison: The curves.
+    """
+    styles = line_styles(comparison.curves)
+    handles = [legend_handle(curve, style) for curve, style in zip(comparison.curves, styles, strict=True)]
+    return handles, [_legend_text(curve, comparison) for curve in comparison.curves]
+
+
+def seeds_of(curves: Sequence[Curve]) -> str:
+    """Return the number of seeds of curves, e.g. `"3 seeds"` or `"1 to 3 seeds"`."""
+    counts = {curve.num_seeds for curve in curves}
+    low, high = min(counts), max(counts)
+    return f"{low} to {high} seeds" if low < high else counted(high, "seed")
+
+
+def _legend_text(curve: Curve, comparison: Comparison) -> str:
+    """Return the label; the number of seeds only where curves differ in it, as the small print has it too."""
+    notes = []
+    if len({each.num_seeds for each in comparison.curves}) > 1:
+        notes.append(counted(curve.num_seeds, "seed"))
+    if curve.num_diverged:
+        of = "" if notes else f" of {curve.num_seeds}"
+        notes.append(f"{curve.num_diverged}{of} diverged")
+    return curve.label + (f" ({', '.join(notes)})" if notes else "")
+
+
+def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
+    notes = [seeds_of(comparison.curves)]
+    if any(curve.num_finished > 1 for curve in comparison.curves):
+        notes.append("line: median, band: least to greatest")
+    notes += _marks(comparison, [panel.column])
+    rows = comparison.rows
+    threads = rows.threads[rows.device_kind == "cpu"].dropna().unique()
+    device = comparison.device + "".join(f", {counted(int(count), 'thread')}" for count in threads)
+    return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]
+
+
+def _marks(comparison: Comparison, columns: Sequence[str]) -> list[str]:
+    """Return what the signs on the lines mean, for those that occur."""
+    notes = ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
+    is_below = any(
+        (curve.points(column)["median"] <= 0).any() for curve in comparison.curves for column in columns
+    )
+    return [*notes, "▼: zero or less"] if is_below else notes
+
+
+def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -> None:
     figure.suptitle(comparison.title, fontsize=9)
-    notes = [] if any(len(curve.runs) > 1 for curve in comparison.curves) else ["1 seed"]
-    if any(len(curve.finished) > 1 for curve in comparison.curves):
+    notes = [] if any(curve.num_seeds > 1 for curve in comparison.curves) else ["1 seed"]
+    if any(curve.num_finished > 1 for curve in comparison.curves):
         notes.append("line: median over seeds; band: least to greatest")
-    if any(curve.diverged for curve in comparison.curves):
-        notes.append("×: diverged")
+    notes += _marks(comparison, columns)
     if comparison.num_hidden:
         total = len(comparison.curves) + comparison.num_hidden
         notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")
     time = f"time: training only, on {comparison.device}"
     legend = figure.legend(
-        [legend_handle(curve, style) for curve, style in zip(comparison.curves, styles, strict=True)],
+        legend_of(comparison)[0],
         [curve.legend for curve in comparison.curves],
         loc="outside lower center",
         ncols=_legend_columns(comparison),

@@ -97,17 +97,23 @@ def make_grid(rows: pd.DataFrame, title: str) -> Grid:
     runs = final_loss(rows, epoch=epoch)
     ended = runs[runs.state.isin(ENDED)].fillna({"loss": math.inf})
     cells: dict[tuple[float, float], GridCell] = {}
-    for (lam, alpha), found in ended.groupby(["lam", "alpha"]):
+    for found in groups(ended, "lam", "alpha"):
         losses = dict(zip(map(int, found.seed), map(float, found.loss), strict=True))
         median = statistics.median(losses.values())
         finite = math.isfinite(median)
-        cells[lam, alpha] = GridCell("finite" if finite else "diverged", median if finite else None, losses)
-    for (lam, alpha), found in runs[~runs.state.isin(ENDED)].groupby(["lam", "alpha"]):
+        cells[_place(found)] = GridCell(
+            "finite" if finite else "diverged", median if finite else None, losses
+        )
+    for found in groups(runs[~runs.state.isin(ENDED)], "lam", "alpha"):
         # Of several seeds the furthest counts, and a failure before all.
         states = {_STATES.get(state, "unfinished") for state in found.state}
         state = min(states, key=["failed", "unfinished", "not run"].index)
-        cells.setdefault((lam, alpha), GridCell(state, None, {}))
+        cells.setdefault(_place(found), GridCell(state, None, {}))
     return Grid(title, epoch, rows, dict(sorted(cells.items())))
+
+
+def _place(rows: pd.DataFrame) -> tuple[float, float]:
+    return float(rows.lam.iloc[0]), float(rows.alpha.iloc[0])
 
 
 def grids(rows: pd.DataFrame) -> list[pd.DataFrame]:

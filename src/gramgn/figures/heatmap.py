@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from ._grid import EPOCH, Cell, Grid
+from gramgn.figures.curves import device_name, is_standardized, unit_of
+from gramgn.figures.grid import EPOCH, Grid, GridCell
 
 # Neither black nor white: a frame stays visible on the darkest cell, and white is left for "not run".
 _GREYS = LinearSegmentedColormap.from_list("greys", ["#1C1C1C", "#EDEDED"])
@@ -49,7 +50,7 @@ def draw_grid(grid: Grid, number: str = "") -> Figure:
     """Draw figure 2c, or another grid, at the width of a column of text.
 
     Args:
-        grid: The grid. Call it inside ``house_style``.
+        grid: The grid. Call it inside `house_style`.
         number: Its number in the paper, if it is the paper's.
     """
     figure = Figure(figsize=(3.4, 1.75 + 0.185 * max(len(grid.alphas), 5)))
@@ -61,7 +62,7 @@ def draw_grid(grid: Grid, number: str = "") -> Figure:
         loc="outside lower center",
         ncols=3,
         fontsize=6.5,
-        title=f"{seeds_text(grid)}; on {grid.device}",
+        title=f"{seeds_text(grid)}; on {device_name(grid.rows)}",
         title_fontsize=6.5,
         handlelength=1.2,
         columnspacing=1.2,
@@ -78,12 +79,12 @@ def fill_grid(axes: Axes, grid: Grid) -> None:
         grid: The grid.
     """
     norm = _norm(grid)
+    best = grid.best_alphas()
     axes.grid(visible=False)
     for x, lam in enumerate(grid.lams):
-        best = grid.best_alpha(lam)
         for y, alpha in enumerate(grid.alphas):
             _draw_cell(axes, x, y, grid.cell(lam, alpha), norm)
-            if alpha == best:
+            if alpha == best.get(lam):
                 _frame(axes, x, y)
         if {cell.state for cell in grid.column(lam).values()} == {"diverged"}:
             axes.text(x, len(grid.alphas) - 0.42, "all\ndiverged", ha="center", va="bottom", size=5.5)
@@ -94,8 +95,7 @@ def fill_grid(axes: Axes, grid: Grid) -> None:
     axes.tick_params(length=2)
     axes.set_xlabel("λ")
     axes.set_ylabel(f"α ({grid.convention} convention)")
-    if norm is not None:
-        _add_bar(axes, grid, norm)
+    _add_bar(axes, grid, norm)
 
 
 def grid_handles(grid: Grid) -> list[Patch]:
@@ -119,7 +119,7 @@ def grid_handles(grid: Grid) -> list[Patch]:
 
 
 def seeds_text(grid: Grid) -> str:
-    """Return how many seeds a cell has, e.g. ``"median of 3 seeds"``."""
+    """Return how many seeds a cell has, e.g. `"median of 3 seeds"`."""
     counts = {len(cell.losses) for cell in grid.cells.values() if cell.losses}
     low, high = min(counts), max(counts)
     if high == 1:
@@ -127,9 +127,9 @@ def seeds_text(grid: Grid) -> str:
     return f"median of {high} seeds" if low == high else f"median of {low} to {high} seeds"
 
 
-def _draw_cell(axes: Axes, x: int, y: int, cell: Cell, norm: LogNorm | None) -> None:
+def _draw_cell(axes: Axes, x: int, y: int, cell: GridCell, norm: LogNorm) -> None:
     corner = (x - 0.5, y - 0.5)
-    if cell.loss is None or norm is None:
+    if cell.loss is None:
         mark = _MARKS[cell.state]
         style: dict[str, Any] = {
             "facecolor": mark.face,
@@ -168,23 +168,29 @@ def _frame(axes: Axes, x: int, y: int) -> None:
         )
 
 
-def _norm(grid: Grid) -> LogNorm | None:
+def _norm(grid: Grid) -> LogNorm:
     """Return the scale of the greys; overshoot above thirty times the variance is not resolved."""
     losses = [cell.loss for cell in grid.cells.values() if cell.loss is not None and cell.loss > 0]
-    if not losses:
-        return None
-    low, high = min(losses), max(losses)
-    ceiling = 30.0 if grid.standardised else 1e3 * low
+    low, high = (min(losses), max(losses)) if losses else (1.0, 1.0)
+    ceiling = 30.0 if is_standardized(grid.rows) else 1e3 * low
     high = max(min(high, ceiling), 1.2 * low)
     return LogNorm(low, high, clip=True)
 
 
 def _add_bar(axes: Axes, grid: Grid, norm: LogNorm) -> None:
+    if not any(cell.loss for cell in grid.cells.values()):
+        return  # every loss is missing or zero: there is no scale
     above = any(cell.loss is not None and cell.loss > (norm.vmax or math.inf) for cell in grid.cells.values())
     bar = axes.figure.colorbar(
         ScalarMappable(norm, _GREYS), ax=axes, extend="max" if above else "neither", pad=0.03, aspect=25
     )
-    unit = ", standardised" if grid.standardised else "" if grid.unit == "1" else f", {grid.unit}²"
+    unit = (
+        ", standardised"
+        if is_standardized(grid.rows)
+        else ""
+        if unit_of(grid.rows) == "1"
+        else f", {unit_of(grid.rows)}²"
+    )
     last = "" if grid.epoch == EPOCH else " (the last)"
     bar.set_label(f"training loss at epoch {grid.epoch}{last}\n(MSE{unit})", size=7)
     span = math.log10((norm.vmax or 1.0) / (norm.vmin or 1.0))
@@ -197,6 +203,8 @@ def _add_bar(axes: Axes, grid: Grid, norm: LogNorm) -> None:
 
 def _number(value: float) -> str:
     """Return two digits in at most six letters."""
+    if value == 0:
+        return "0"
     if 0.001 <= value < 1000:
         return f"{value:.2g}" if value < 100 else f"{value:.0f}"
     mantissa, exponent = f"{value:.0e}".split("e")

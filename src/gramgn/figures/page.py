@@ -7,13 +7,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-from ._draw import legend_handle
-from ._draw_grid import fill_grid, grid_handles, seeds_text
-from ._draw_panel import fill_panel, legend_of, seeds_of
-from ._group import Curve
-from ._panels import DATASETS, PANELS, FigureSet, Panel
-from ._run import Run
-from ._style import line_styles
+from gramgn.figures.curves import Curve
+from gramgn.figures.draw import fill_panel, legend_handle, legend_of, seeds_of
+from gramgn.figures.heatmap import fill_grid, grid_handles, seeds_text
+from gramgn.figures.panels import PANELS, FigureSet, Panel, short_data
+from gramgn.figures.style import line_styles
 
 _LABEL = 7.0  # points
 
@@ -22,7 +20,7 @@ def draw_page(figures: FigureSet) -> Figure:
     """Draw all panels of a set on one page; a panel without runs says how they are made.
 
     Args:
-        figures: The figure set. Call it inside ``house_style``.
+        figures: The figure set. Call it inside `house_style`.
     """
     figure = Figure(figsize=(6.9, 9.6))
     kind = "SYNTHETIC stand-in images" if figures.kind == "synthetic" else "real images"
@@ -67,17 +65,9 @@ def _title(panel: Panel, figures: FigureSet) -> str:
         return panel.number
     if panel.family == "grid":
         assert figures.grid is not None
-        return f"2c  {_data(figures.grid.runs[0])}, {seeds_text(figures.grid)}"
+        return f"2c  {short_data(figures.grid.rows)}, {seeds_text(figures.grid)}"
     curves = figures.curves[panel.family].curves
-    return f"{panel.number}  {_data(curves[0].runs[0])}, {seeds_of(curves)}"
-
-
-def _data(run: Run) -> str:
-    """Return data set, image size and number of images in few words."""
-    dataset = run.part("dataset")
-    name, size = str(dataset.get("name")), dataset.get("image_size")
-    images = f", {run.num_images:,} images" if run.num_images else ""
-    return f"{DATASETS.get(name, name)}, {size}×{size}{images}"
+    return f"{panel.number}  {short_data(curves[0].rows)}, {seeds_of(curves)}"
 
 
 def _say_missing(axes: Axes, panel: Panel) -> None:

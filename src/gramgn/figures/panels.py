@@ -132,10 +132,9 @@ def figure_sets(rows: pd.DataFrame) -> tuple[list[FigureSet], pd.DataFrame]:
     in_panels = rows[rows.family != ""]
     ended = in_panels[in_panels.state.isin(ENDED)]
     sets: list[FigureSet] = []
-    if len(ended):
-        places = groups(ended, "kind", "scale", "image_size", "standardized", "device")
-        for place in sorted(places, key=lambda place: _start(place)):
-            sets += _sets(place, in_panels, {found.name for found in sets})
+    places = groups(ended, "kind", "scale", "image_size", "standardized", "device")
+    for place in sorted(places, key=_start):
+        sets += _sets(place, in_panels, {found.name for found in sets})
     return sorted(sets, key=lambda found: found.name), rows[rows.family == ""]
 
 
@@ -209,7 +208,8 @@ def _experiment_curves(family: str, rows: pd.DataFrame) -> list[Curve]:
 def _lambda_curves(figures: FigureSet, rows: pd.DataFrame) -> list[Curve]:
     best = figures.grid.best_alphas() if figures.grid else {}
     found = []
-    for (lam, alpha), seeds in rows.groupby(["lam", "alpha"]):
+    for seeds in groups(rows.sort_values(["lam", "alpha"], kind="stable"), "lam", "alpha"):
+        lam, alpha = float(seeds.lam.iloc[0]), float(seeds.alpha.iloc[0])
         is_papers = (lam, alpha) == PAPERS_POINT and seeds.damping_convention.iloc[0] == "mean"
         notes = ["the paper's"] if is_papers else []
         if best.get(lam) == alpha:

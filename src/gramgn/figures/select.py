@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from gramgn.figures.curves import heads
-from gramgn.records import DATA_COLUMNS, ENDED, WAITING, newest, same_setting
+from gramgn.records import DATA_COLUMNS, ENDED, METRIC_NAMES, WAITING, newest, same_setting
 
 _TEXTS = (
     *("experiment", "dataset", "kind", "unit", "scale", "model", "optimizer", "damping_convention"),
@@ -31,18 +31,21 @@ def drawable(table: pd.DataFrame, report: Callable[[str], None]) -> pd.DataFrame
         same images and for runs with the same settings.
     """
     table = _prepared(table)
-    faults = {run: fault for run, rows in table.groupby("run") if (fault := _fault(rows))}
+    faults = {str(run): fault for run, rows in table.groupby("run") if (fault := _fault(rows))}
     whole = table[~table.run.isin(list(faults))]
     kept = newest(whole)
     lines = [f"left out {run}: {fault}" for run, fault in faults.items()]
     repeated = whole[whole.state.isin(ENDED) & ~whole.run.isin(kept.run)]
-    lines += [f"left out {run}: repeated later with the same settings and seed" for run in repeated.run.unique()]
+    lines += [
+        f"left out {run}: repeated later with the same settings and seed" for run in repeated.run.unique()
+    ]
     is_shown = kept.state.isin(ENDED)
     open_runs = heads(table[~table.state.isin([*ENDED, WAITING])])
-    lines += [f"left out {run.run}: {_why_open(run.state, run.error)}" for run in open_runs.itertuples()]
+    told = zip(open_runs.run, open_runs.state, open_runs.error, strict=True)
+    lines += [f"left out {run}: {_why_open(state, error)}" for run, state, error in told]
     for line in sorted(lines):
         report(line)
-    marked = heads(kept[~is_shown]).assign(epoch=pd.NA).astype({"epoch": "Int64"})
+    marked = heads(kept[~is_shown]).drop(columns=list(METRIC_NAMES.values()))
     return pd.concat([kept[is_shown], marked], ignore_index=True).fillna({"sweep": ""})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib
 
-from ._group import Curve
+from gramgn.figures.curves import Curve
 
 # Whatever MPLBACKEND or DISPLAY say: nothing here ever opens a window.
 matplotlib.use("Agg")
@@ -116,7 +116,7 @@ def house_style(*, math: bool = False) -> Iterator[None]:
     """Use our settings alone, whatever the user's matplotlibrc says, and put the old ones back afterwards.
 
     Args:
-        math: Whether text between dollar signs is a formula; the user's own words then go through :func:`as_words`.
+        math: Whether text between dollar signs is a formula; the user's own words then go through `as_words`.
     """
     with matplotlib.rc_context(), warnings.catch_warnings():
         # A name in letters that the bundled font lacks is drawn as boxes; tables and the report spell it out.

@@ -12,13 +12,16 @@ def draw_heatmap(folder: Path, png: Path) -> bool:
         folder: The sweep's folder.
         png: The file.
     """
-    # Only at the end of a sweep: importing it brings matplotlib.
-    from gramgn.figures import drawings, load_runs
+    # Only at the end of a sweep: importing it brings matplotlib and pandas.
+    from gramgn.figures import drawings, read_table
 
-    found = drawings(load_runs(folder), report=lambda line: None)
-    grids = [drawing for drawing in found if drawing.grid is not None]
-    content = grids[0].render("png") if grids else None
-    if content is None:
+    def forget(line: str) -> None:
+        """Ignore what figures leave out."""
+
+    _, shown = read_table(folder, report=forget)
+    grids = [drawing for drawing in drawings(shown, report=forget) if drawing.grid is not None]
+    content = grids[0].render("png") if grids else {}
+    if not content:
         return False
-    png.write_bytes(content)
+    png.write_bytes(content["png"])
     return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from .._claims import Claim, Measurement
+from gramgn.figures.claims import Claim, Measurement
+
 from ._comparable import comparable
 from ._cost_claims import cost_claims
 from ._judge import judged, slopes, values_of

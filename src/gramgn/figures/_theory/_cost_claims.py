@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from gramgn.figures.claims import Claim, Measurement
 from gramgn.theory.rates import fitted_exponent
 
-from .._claims import Claim, Measurement
 from ._judge import judged
 from ._records import Cost
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from gramgn.figures.style import PALETTE
 from gramgn.theory.rates import FLOOR
 
-from .._style import PALETTE
 from ._claims import relative_rate
 from ._judge import slopes
 from ._parts import (

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from gramgn.figures.style import PALETTE, as_words
 from gramgn.theory.rates import fitted_exponent
 
-from .._style import PALETTE, as_words
 from ._cost_claims import cost_axes
 from ._parts import (
     DASHES,

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gramgn.errors import InputError
+from gramgn.figures._theory._csv import read_lines
 from gramgn.records import write_atomic
 
-from .._csv import read_lines
 from ._records import Cost, Epoch, Setting, Theory, TheoryRun
 
 COMMAND = "python scripts/theory.py"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from gramgn.figures.claims import Claim, Measurement
 from gramgn.theory.rates import fitted_exponent
 
-from .._claims import Claim, Measurement
 from ._files import COMMAND
 from ._records import TheoryRun
 

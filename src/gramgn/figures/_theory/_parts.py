@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from gramgn.errors import counted
+from gramgn.figures.style import LineStyle, as_words
 
-from .._style import LineStyle, as_words
 from ._records import TheoryRun
 
 WIDTH, HEIGHT = 6.9, 3.1
