@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -124,19 +123,6 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def scripts(self, *, allowed: bool) -> None:
-        """Allow or forbid the page's JavaScript, from the next load on."""
-        self.call("Emulation.setScriptExecutionDisabled", value=not allowed)
-
-    def screenshot(self, path: Path) -> None:
-        """Write what is in the window as PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-
-    def pdf(self, path: Path) -> None:
-        """Write the page as it is printed."""
-        answer = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=False)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def named(self, method: str) -> list[dict[str, Any]]:
         """Return the parameters of the events of one kind since the page was opened."""

@@ -1,19 +1,45 @@
-"""What tests of figures look at: the one figure set of a folder of runs, its panels drawn, the words in them."""
+"""What tests of figures look at: the figure sets of a folder, its panels drawn, the words in them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gramgn.figures import FigureSet, Grid, figure_sets, load_runs
-from gramgn.figures._draw_panel import draw_panel
-from gramgn.figures._style import house_style
+from gramgn.figures import (
+    Drawing,
+    FigureSet,
+    Grid,
+    Shown,
+    drawings,
+    figure_sets,
+    house_style,
+    read_runs,
+    read_table,
+)
+
+
+def silent(line: str) -> None:
+    """Take a report and forget it."""
+
+
+def shown(*sources: Path) -> Shown:
+    """Return what can be drawn of some folders or files."""
+    return read_runs(*sources, report=silent)
+
+
+def notes(*sources: Path) -> list[str]:
+    """Return what is reported when all figures of some folders or files are listed."""
+    lines: list[str] = []
+    drawings(read_table(*sources, report=lines.append)[1], report=lines.append)
+    return lines
 
 
 def only_set(root: Path) -> FigureSet:
     """Return the figure set of the runs below a folder, which give exactly one."""
-    (figures,), _ = figure_sets(load_runs(root))
+    (figures,), _ = figure_sets(shown(root).rows)
     return figures
 
 
@@ -24,17 +50,31 @@ def only_grid(root: Path) -> Grid:
     return grid
 
 
-def drawn(figures: FigureSet, key: str) -> Figure:
-    """Draw one panel, e.g. ``"fig1a"``."""
-    (panel,) = (panel for panel in figures.panels if panel.key == key)
+def listed(*sources: Path) -> dict[str, Drawing]:
+    """Return all drawings of some folders or files by stem."""
+    return {drawing.stem: drawing for drawing in drawings(shown(*sources), report=silent)}
+
+
+def drawn(source: Path | Mapping[str, Drawing], stem: str) -> Figure:
+    """Draw the one figure of a folder, or of what is listed of it, whose name begins with a stem, e.g. `"fig1a"`."""
+    found = listed(source) if isinstance(source, Path) else source
+    (drawing,) = (each for name, each in found.items() if name.startswith(stem))
     with house_style():
-        return draw_panel(panel, figures)
+        figure = drawing.draw()
+    assert figure is not None
+    return figure
+
+
+def xy(axes: Axes, line: int = 0) -> list[list[float]]:
+    """Return the points of a line."""
+    return axes.get_lines()[line].get_xydata().tolist()
+
+
+def labels(figure: Figure) -> list[str]:
+    """Return the texts of the legend."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def texts(figure: Figure) -> str:
     """Return all words of a figure, legends included."""
     return "\n".join(text.get_text() for text in figure.findobj(match=lambda each: hasattr(each, "get_text")))
-
-
-def silent(line: str) -> None:
-    """Take a report and forget it."""

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from figure_runs import CURVES, add_run, dataset_of
+from figure_views import only_set
 
-from gramgn.figures import Claim, claims, claims_table, figure_sets, load_runs
+from gramgn.figures import Claim, claims, claims_table
 from gramgn.records import RunFolder
 
 KEYS = [
@@ -55,8 +56,7 @@ def add_cell(root: Path, lam: float, alpha: float, loss: float, seed: int = 0) -
 
 
 def found(root: Path) -> dict[str, Claim]:
-    (figures,), _ = figure_sets(load_runs(root))
-    return {claim.key: claim for claim in claims(figures)}
+    return {claim.key: claim for claim in claims(only_set(root))}
 
 
 def test_every_claim_is_there_even_without_runs_for_it(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_ahead_per_epoch_and_per_second_are_different_numbers(tmp_path: Path) ->
     add(tmp_path, "afad", "sgd_fixup", [1.0, 0.9, 0.9, 0.9], seconds=1.0)
     measured = found(tmp_path)
     per_epoch, per_second = measured["afad_ahead_per_epoch"], measured["afad_ahead_per_second"]
-    assert per_epoch.measurements[0].values == {"0": pytest.approx(4.0)}
+    assert per_epoch.measurements[0].values == {0: pytest.approx(4.0)}
     # After 4 seconds: two epochs of GGN, four of SGD.
-    assert per_second.measurements[0].values == {"0": pytest.approx(0.5)}
+    assert per_second.measurements[0].values == {0: pytest.approx(0.5)}
     assert (per_epoch.verdict, per_second.verdict) == ("yes", "no")
 
 
@@ -104,7 +104,7 @@ def test_seeds_are_paired_and_one_without_all_three_curves_is_not_compared(tmp_p
     for seed in (0, 1):
         add(tmp_path, "rsna", "sgd_fixup", [1.0, 0.9], seed)
     claim = found(tmp_path)["rsna_ahead_per_epoch"]
-    assert claim.measurements[0].values == {"0": pytest.approx(2.0), "1": pytest.approx(0.4)}
+    assert claim.measurements[0].values == {0: pytest.approx(2.0), 1: pytest.approx(0.4)}
     assert claim.verdict == "mixed"
 
 
@@ -121,7 +121,7 @@ def test_a_diverged_run_loses_and_does_not_shorten_the_others(
             add(tmp_path, "rsna", curve, [1.0, 0.95, 0.95, end])
     for key in ("rsna_ahead_per_epoch", "rsna_ahead_per_second", "test_ends_lower"):
         claim = found(tmp_path)[key]
-        assert claim.measurements[0].values == {"0": pytest.approx(value)}, key
+        assert claim.measurements[0].values == {0: pytest.approx(value)}, key
         assert claim.verdict == verdict
 
 
@@ -131,15 +131,15 @@ def test_falls_faster_is_the_time_to_the_baselines_least_test_loss(tmp_path: Pat
     add(tmp_path, "rsna", "sgd_fixup", [1.0] * 4, test_losses=[1.0, 0.9, 0.9, 0.9], seconds=2.0)
     measured = found(tmp_path)
     # SGD has 0.3 after 8 seconds, GGN after 6.
-    assert measured["test_falls_faster"].measurements[0].values == {"0": pytest.approx(8 / 6)}
-    assert measured["test_ends_lower"].measurements[0].values == {"0": pytest.approx(1.0)}
+    assert measured["test_falls_faster"].measurements[0].values == {0: pytest.approx(8 / 6)}
+    assert measured["test_ends_lower"].measurements[0].values == {0: pytest.approx(1.0)}
     assert measured["test_ends_lower"].verdict == "no"
     never = tmp_path / "never"
     add(never, "rsna", "ggn_fixup", [1.0] * 2, test_losses=[1.0, 0.4])
     add(never, "rsna", "sgd_bn", [1.0] * 2, test_losses=[1.0, 0.3])
     add(never, "rsna", "sgd_fixup", [1.0] * 2, test_losses=[1.0, 0.9])
     claim = found(never)["test_falls_faster"]
-    assert (claim.measurements[0].values, claim.verdict) == ({"0": 0.0}, "no")
+    assert (claim.measurements[0].values, claim.verdict) == ({0: 0.0}, "no")
 
 
 def test_the_best_lambda_and_the_spread_over_alpha_come_from_the_grid(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_the_best_lambda_and_the_spread_over_alpha_come_from_the_grid(tmp_path: 
     add_cell(tmp_path, 4.0, 1.0, 0.001, seed=2)
     measured = found(tmp_path)
     near, hardly = measured["lambda_near_1"], measured["alpha_hardly_matters"]
-    assert near.measurements[0].values == {"0": 1.0, "1": 1.0}
-    assert [each.values["0"] for each in near.measurements[1:]] == [math.inf, 0.1, 0.4]
+    assert near.measurements[0].values == {0: 1.0, 1: 1.0}
+    assert [each.values[0] for each in near.measurements[1:]] == [math.inf, 0.1, 0.4]
     assert near.verdict == "yes"
-    assert hardly.measurements[0].values == {"0": pytest.approx(1.5), "1": pytest.approx(1.5)}
+    assert hardly.measurements[0].values == {0: pytest.approx(1.5), 1: pytest.approx(1.5)}
     assert "λ = 1, α from 0.1 to 1" in hardly.measurements[0].name
-    assert [each.values["0"] for each in hardly.measurements[1:]] == [math.inf, math.inf]
+    assert [each.values[0] for each in hardly.measurements[1:]] == [math.inf, math.inf]
     assert hardly.verdict == "yes"
 
 
@@ -192,8 +192,7 @@ def test_the_text_fits_and_names_data_and_scale(tmp_path: Path) -> None:
         for seed in (0, 1, 2):
             add(tmp_path, "afad", curve, [1.0, 0.123456789 * (1 + seed)], seed)
     add_cell(tmp_path, 1.0, 0.1, 0.1)
-    (figures,), _ = figure_sets(load_runs(tmp_path))
-    text = claims_table(figures)
+    text = claims_table(only_set(tmp_path))
     assert max(map(len, text.splitlines())) <= 100
     assert text.startswith("Claims of the paper, real images, laptop scale, on Abacus 2000\n")
     assert "[no] On AFAD-LITE GGN is ahead of both SGD baselines per epoch (figure 1a, 1b)" in text

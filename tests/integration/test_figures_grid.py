@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-from figure_runs import ALPHAS, LAMS, add_cell, add_curve, add_grid, add_run, dataset_of
-from figure_views import drawn, only_grid, only_set, texts
+from figure_runs import ALPHAS, LAMS, add_cell, add_grid, add_run, dataset_of
+from figure_views import drawn, labels, listed, notes, only_grid, texts
 from matplotlib.colors import to_rgb
 
-from gramgn.figures import (
-    drawings,
-    load_runs,
-)
-from gramgn.records import RunFolder, SweepFolder
+from gramgn.records import SweepFolder
 
 RSNA = dataset_of("rsna", "synthetic", "months")
 AFAD = dataset_of("afad", "synthetic", "years")
-
-
-def edit(folder: Path, **changes: Any) -> None:
-    RunFolder(folder).update_run(**changes)
 
 
 def test_cells_show_the_loss_of_epoch_ten(tmp_path: Path) -> None:
@@ -34,19 +25,14 @@ def test_cells_show_the_loss_of_epoch_ten(tmp_path: Path) -> None:
 
 def test_a_shorter_sweep_shows_its_last_epoch_and_says_so(tmp_path: Path) -> None:
     add_cell(tmp_path / "a", losses=[0.5, 0.25])
-    figures = only_set(tmp_path)
-    assert figures.grid is not None
-    assert figures.grid.cell(1.0, 0.1).loss == 0.25
-    assert "training loss at epoch 2 (the last)" in texts(drawn(figures, "fig2c"))
-    longer = tmp_path / "longer"
-    add_cell(longer / "a")
-    assert "training loss at epoch 10\n" in texts(drawn(only_set(longer), "fig2c"))
+    assert only_grid(tmp_path).cell(1.0, 0.1).loss == 0.25
+    assert "training loss at epoch 2 (the last)" in texts(drawn(tmp_path, "fig2c"))
 
 
 def test_the_axes_carry_the_values_and_lighter_is_higher(tmp_path: Path) -> None:
     add_grid(tmp_path, RSNA, lams=(1, 2, 4))
-    figures = only_set(tmp_path)
-    axes = drawn(figures, "fig2c").axes[0]
+    grid = only_grid(tmp_path)
+    axes = drawn(tmp_path, "fig2c").axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("λ", "α (mean convention)")
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "4"]
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"{alpha:g}" for alpha in ALPHAS]
@@ -55,9 +41,7 @@ def test_the_axes_carry_the_values_and_lighter_is_higher(tmp_path: Path) -> None
         if patch.get_fill():
             x, y = patch.get_x() + 0.5, patch.get_y() + 0.5
             cells[round(x), round(y)] = patch.get_facecolor()[:3]
-    assert figures.grid is not None
-    lams, alphas = figures.grid.lams, figures.grid.alphas
-    by_loss = sorted(cells, key=lambda place: figures.grid.cell(lams[place[0]], alphas[place[1]]).loss)
+    by_loss = sorted(cells, key=lambda place: grid.cell(grid.lams[place[0]], grid.alphas[place[1]]).loss)
     shades = [cells[place][0] for place in by_loss]
     assert len(cells) == 24
     assert shades == sorted(shades)
@@ -74,10 +58,11 @@ def test_cells_without_a_loss_are_marked_by_what_became_of_them(tmp_path: Path) 
     add_cell(tmp_path / "d", losses=[1.0], epochs=10, state="failed", error=failed, lam=2.0, alpha=1.0)
     # Killed before its data was read: the record has no more than the name.
     killed = add_cell(tmp_path / "e", losses=[], epochs=10, state="running", lam=4.0, alpha=0.1)
-    edit(killed.path, dataset={"name": "rsna_synthetic"})
-    loaded = load_runs(tmp_path)
-    assert loaded.omitted == ("d: failed (no memory)", "e: not finished (still running, or killed)")
-    figures = only_set(tmp_path)
+    killed.update_run(dataset={"name": "rsna_synthetic"})
+    assert notes(tmp_path) == [
+        "left out d: failed (OutOfMemory: no memory)",
+        "left out e: not finished (still running, or killed)",
+    ]
     grid = only_grid(tmp_path)
     states = {(lam, alpha): grid.cell(lam, alpha).state for lam in (1.0, 2.0, 4.0) for alpha in (0.1, 1.0)}
     assert states == {
@@ -88,7 +73,7 @@ def test_cells_without_a_loss_are_marked_by_what_became_of_them(tmp_path: Path) 
         (4.0, 0.1): "unfinished",
         (4.0, 1.0): "not run",
     }
-    figure = drawn(figures, "fig2c")
+    figure = drawn(tmp_path, "fig2c")
     axes = figure.axes[0]
     signs = {
         (round(text.get_position()[0]), round(text.get_position()[1])): text.get_text() for text in axes.texts
@@ -96,8 +81,7 @@ def test_cells_without_a_loss_are_marked_by_what_became_of_them(tmp_path: Path) 
     assert [signs[place] for place in ((1, 0), (1, 1), (2, 0), (2, 1))] == ["×", "!", "…", ""]
     hatched = [patch for patch in axes.patches if patch.get_hatch()]
     assert [(patch.get_x(), patch.get_y()) for patch in hatched] == [(1.5, 0.5)]
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["best α of a λ", "× diverged", "! failed", "… not finished", "not run"]
+    assert labels(figure) == ["best α of a λ", "× diverged", "! failed", "… not finished", "not run"]
     marks = {patch.get_facecolor()[:3] for patch in axes.patches if patch.get_fill() and patch.get_x() > 0}
     assert to_rgb("#EDEDED") not in marks
 
@@ -112,27 +96,27 @@ def test_a_half_finished_grid_shows_what_is_still_to_come(tmp_path: Path) -> Non
     cells = [{"folder": str(number), "overrides": each} for number, each in enumerate(words)]
     SweepFolder(folder).write({"cells": cells})
     grid = only_grid(tmp_path)
-    assert (grid.lams, grid.alphas) == ((1.0, 2.0), (0.1, 30.0))
+    assert (grid.lams, grid.alphas) == ([1.0, 2.0], [0.1, 30.0])
     states = [grid.cell(lam, alpha).state for lam in grid.lams for alpha in grid.alphas]
     assert states == ["finite", "not run", "not run", "not run"]
     assert list(grid.column(1.0)) == [0.1]
-    axes = drawn(only_set(tmp_path), "fig2c").axes[0]
+    axes = drawn(tmp_path, "fig2c").axes[0]
     assert "all" not in "".join(text.get_text() for text in axes.texts)
-    assert load_runs(tmp_path).omitted == ()
+    assert notes(tmp_path) == []
     (folder / "sweep.json").write_text("{")
-    (line,) = load_runs(tmp_path).omitted
+    (line,) = notes(tmp_path)
     assert "sweep.json" in line
-    assert only_grid(tmp_path).lams == (1.0,)
+    assert only_grid(tmp_path).lams == [1.0]
 
 
 def test_a_lambda_without_a_finite_cell_is_said_to_have_diverged_whole(tmp_path: Path) -> None:
     add_grid(tmp_path, RSNA, lams=(1,))
     for alpha in (0.1, 100.0):
         add_cell(tmp_path / f"x{alpha}", losses=[9.0], epochs=10, state="diverged", lam=0.25, alpha=alpha)
-    axes = drawn(only_set(tmp_path), "fig2c").axes[0]
+    axes = drawn(tmp_path, "fig2c").axes[0]
     (text,) = (text for text in axes.texts if "all" in text.get_text())
     assert (text.get_text(), text.get_position()[0]) == ("all\ndiverged", 0)
-    assert only_grid(tmp_path).best_alpha(0.25) is None
+    assert 0.25 not in only_grid(tmp_path).best_alphas()
 
 
 def test_a_cell_of_several_seeds_shows_their_median_a_diverged_one_counted_as_infinite(
@@ -148,39 +132,24 @@ def test_a_cell_of_several_seeds_shows_their_median_a_diverged_one_counted_as_in
     grid = only_grid(tmp_path)
     assert [grid.cell(1.0, alpha).loss for alpha in (0.1, 1.0, 3.0)] == [0.2, 0.2, None]
     assert [grid.cell(1.0, alpha).num_diverged for alpha in (0.1, 1.0, 3.0)] == [0, 1, 2]
-    figure = drawn(only_set(tmp_path), "fig2c")
+    figure = drawn(tmp_path, "fig2c")
     assert "1×" in texts(figure)
     assert "n×: n seeds diverged" in texts(figure)
     assert "median of 3 seeds" in texts(figure)
 
 
-def test_the_grid_as_a_table_has_a_row_a_seed_with_its_status(tmp_path: Path) -> None:
-    """F10: what goes to a dashboard beside the image."""
-    add_cell(tmp_path / "a", 0.2)
-    add_cell(tmp_path / "b", losses=[9.0], epochs=10, state="diverged", seed=1)
-    add_cell(tmp_path / "c", losses=[], epochs=10, state="failed", lam=2.0)
-    names = ("lam", "alpha", "seed", "train_loss", "status")
-    assert [tuple(row[name] for name in names) for row in only_grid(tmp_path).table()] == [
-        (1.0, 0.1, "0", 0.2, "finite"),
-        (1.0, 0.1, "1", None, "diverged"),
-        (2.0, 0.1, None, None, "failed"),
-    ]
-
-
 def test_a_nan_in_the_shown_epoch_is_no_loss(tmp_path: Path) -> None:
-    """A NaN cell of metrics.csv: not a grey, not a point, and no crash."""
     add_cell(tmp_path / "a", alpha=0.1)
     add_cell(tmp_path / "b", losses=[0.5] * 9 + [math.nan], alpha=1.0)
     assert only_grid(tmp_path).cell(1.0, 1.0).state == "diverged"
-    curve = tmp_path / "curve"
-    add_curve(curve, "fig1/afad_sgd_bn", "sgd", "resnet_bn", 0, 3, AFAD)
-    csv = next(curve.rglob("metrics.csv"))
-    lines = csv.read_text().splitlines()
-    cells = lines[2].split(",")
-    cells[lines[0].split(",").index("train_loss")] = "nan"
-    csv.write_text("\n".join([*lines[:2], ",".join(cells), *lines[3:]]) + "\n")
-    points = drawn(only_set(curve), "fig1b").axes[0].get_lines()[0].get_xdata().tolist()
-    assert points == [1.0, 3.0]
+    drawn(tmp_path, "fig2c")
+
+
+def test_a_grid_of_zeros_is_drawn(tmp_path: Path) -> None:
+    for alpha in (0.1, 1.0):
+        add_cell(tmp_path / f"{alpha}", 0.0, alpha=alpha)
+    axes = drawn(tmp_path, "fig2c").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["0", "0"]
 
 
 def test_whole_numbers_from_a_command_line_are_the_same_values(tmp_path: Path) -> None:
@@ -193,13 +162,20 @@ def test_whole_numbers_from_a_command_line_are_the_same_values(tmp_path: Path) -
 
 
 def test_two_grids_are_not_mixed(tmp_path: Path) -> None:
-    """A grid on fewer images, or longer, stands aside whole; figure 2b takes its best alpha from the one shown."""
+    """A grid on other images, or longer, is a figure of its own; the one that began first has the plain name."""
     add_grid(tmp_path / "a", RSNA, lams=(1, 2))
-    add_cell(tmp_path / "b", 0.0001, lam=1.0, alpha=100.0, dataset=RSNA | {"summary": {"used": 99}})
-    add_cell(tmp_path / "c", 0.0001, lam=1.0, alpha=300.0, losses=[0.0001] * 20)
-    grid = only_grid(tmp_path)
-    assert grid.alphas == ALPHAS
-    assert len(only_set(tmp_path).notes) == 2
+    later = {"began": "2027-01-01T00:00:00Z"}
+    add_cell(tmp_path / "b", 0.0001, alpha=100.0, dataset=RSNA | {"summary": {"used": 99}}, **later)
+    add_cell(tmp_path / "c", alpha=300.0, losses=[0.0001] * 20, **later)
+    found = {stem: drawing.grid for stem, drawing in listed(tmp_path).items() if drawing.grid}
+    assert [(stem, grid.alphas) for stem, grid in found.items() if grid] == [
+        ("fig2c-synthetic-laptop", list(ALPHAS)),
+        ("fig2c-synthetic-laptop-2", [100.0]),
+        ("fig2c-synthetic-laptop-3", [300.0]),
+    ]
+    first, second = notes(tmp_path)
+    assert "(99 images, not 2560)" in first
+    assert "(20 epochs, not 10)" in second
 
 
 def test_lambdas_of_the_named_sweep_are_those_of_these_tests(repository: Path) -> None:
@@ -220,20 +196,17 @@ def test_any_grid_over_lambda_and_alpha_is_a_heatmap(tmp_path: Path) -> None:
                     settings={"lam": lam, "alpha": alpha, "damping_convention": "mean"},
                     dataset=RSNA | {"image_size": size},
                 )
-    found = [drawing for drawing in drawings(load_runs(tmp_path), report=lambda line: None) if drawing.grid]
-    assert [drawing.stem for drawing in found] == [
-        "grid-rsna_synthetic-laptop-ggn-resnet_fixup",
-        "grid-rsna_synthetic-laptop-ggn-resnet_fixup-2",
-    ]
-    for drawing in found:
-        assert drawing.grid is not None
-        assert len(drawing.grid.runs) == 6
-        assert drawing.grid.cell(0.5, 10.0).loss == 5.0
-        assert drawing.render("png")
+    found = {stem: drawing.grid for stem, drawing in listed(tmp_path).items() if drawing.grid}
+    name = "grid-rsna_synthetic-laptop-ggn-resnet_fixup"
+    assert list(found) == [name, f"{name}-2"]
+    for grid in found.values():
+        assert grid is not None
+        assert grid.rows.run.nunique() == 6
+        assert grid.cell(0.5, 10.0).loss == 5.0
     row = tmp_path / "row"
     for alpha in (0.1, 1.0, 10.0):
         add_run(row / f"{alpha}", [1.0], settings={"lam": 1.0, "alpha": alpha}, dataset=RSNA)
-    assert not [drawing for drawing in drawings(load_runs(row), report=lambda line: None) if drawing.grid]
+    assert not any(drawing.grid for drawing in listed(row).values())
 
 
 def test_a_cell_repeated_in_another_sweep_is_still_of_the_grid(tmp_path: Path) -> None:
@@ -244,9 +217,7 @@ def test_a_cell_repeated_in_another_sweep_is_still_of_the_grid(tmp_path: Path) -
     twin = add_run(
         tmp_path / "seeds" / "0", [1.0, 0.5], settings=settings, dataset=RSNA, choices={"sweep": "seeds"}
     )
-    edit(twin.path, starts=[{"time_utc": "2999-01-01T00:00:00Z", "git": {}}])
-    loaded = load_runs(tmp_path)
-    assert any("repeated later" in line for line in loaded.omitted)
-    (drawing,) = [each for each in drawings(loaded, report=lambda line: None) if each.grid]
-    assert drawing.grid is not None
-    assert drawing.grid.cell(1.0, 1.0).loss == 0.5
+    twin.update_run(starts=[{"time_utc": "2999-01-01T00:00:00Z", "git": {}}])
+    assert any("repeated later" in line for line in notes(tmp_path))
+    (grid,) = [drawing.grid for drawing in listed(tmp_path).values() if drawing.grid]
+    assert grid.cell(1.0, 1.0).loss == 0.5

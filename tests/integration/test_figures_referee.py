@@ -9,19 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from figure_runs import add_curve, dataset_of
-from figure_views import drawn, only_set, texts
+from figure_views import silent, texts
+from gramgn.figures._style import house_style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gramgn.figures import Theory, load_runs, read_theory, theory_claims
-from gramgn.figures._axes import value_scale
-from gramgn.figures._group import compare
-from gramgn.figures._style import house_style
-from gramgn.figures._theory._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
-from gramgn.figures._theory._draw_costs import draw_costs
-from gramgn.records import find_runs
+from gramgn.figures import Theory, drawings, house_style, read_runs, read_theory, theory_claims
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +24,16 @@ def published(repository: Path) -> Theory:
 
 
 @pytest.fixture(scope="module")
-def figures(published: Theory) -> dict[str, Figure]:
+def figures(repository: Path) -> dict[str, Figure]:
     """Return the theory's figures, laid out."""
-    studies = {
-        study: [run for run in published.runs if run.setting.study == study]
-        for study in ("quadratic", "cyclic", "methods")
-    }
-    with house_style(math=True):
-        found = {
-            "T1": draw_quadratic(studies["quadratic"]),
-            "T2": draw_widths(studies["quadratic"]),
-            "T3": draw_cyclic(studies["cyclic"]),
-            "T4": draw_methods(studies["methods"]),
-            "T5": draw_costs(published.costs),
-        }
-        for figure in found.values():
+    files = sorted((repository / "outputs" / "results").glob("theory_*.csv"))
+    found = {}
+    for drawing in drawings(read_runs(*files), report=silent):
+        with house_style(math=True):
+            figure = drawing.draw()
+            assert figure is not None
             FigureCanvasAgg(figure).draw()
+        found[drawing.title[:2]] = figure
     return found
 
 
@@ -98,32 +86,6 @@ def test_exponents_of_the_cost_figure_are_those_of_the_statements(
             )
             (label,) = (label for label in labels if label.startswith(part))
             assert label.endswith(f"${axis}^{{{value:.2f}}}$")
-
-
-def test_plain_numbers_have_no_unit(tmp_path: Path) -> None:
-    add_curve(
-        tmp_path, "fig1/rsna_ggn_fixup", "ggn", "resnet_fixup", 0, 2, dataset_of("sphere", "synthetic", "1")
-    )
-    (comparison,) = compare(load_runs(tmp_path).runs)
-    scale = value_scale(comparison, "train_mae")
-    assert scale is not None
-    assert scale.label == "training error (mean absolute)"
-
-
-def test_one_thread_is_singular(tmp_path: Path) -> None:
-    add_curve(
-        tmp_path,
-        "fig1/rsna_ggn_fixup",
-        "ggn",
-        "resnet_fixup",
-        0,
-        2,
-        dataset_of("rsna", "synthetic", "months"),
-    )
-    for folder in find_runs(tmp_path):
-        folder.update_run(threads=1)
-    words = texts(drawn(only_set(tmp_path), "fig1c"))
-    assert re.search(r"\b1 thread\b", words)
 
 
 PAGES = ("README.md", "docs/theory.md", "outputs/results/README.md")

@@ -16,10 +16,8 @@ from gramgn.figures import (
     Epoch,
     Theory,
     TheoryRun,
-    drawings,
-    load_runs,
     make_figures,
-    read_results,
+    read_table,
     read_theory,
     theory_claims,
     theory_title,
@@ -51,10 +49,10 @@ def drawn(folder: Path) -> tuple[list[str], list[str]]:
     lines: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loaded = load_runs(folder)
-        files = make_figures(loaded, folder / "figures", report=lines.append)
-        theory_claims(loaded.theory)
-    return [path.stem for path in files[::2]], [*loaded.omitted, *lines]
+        _, shown = read_table(folder, report=lines.append)
+        files = make_figures(shown, folder / "figures", report=lines.append)
+        theory_claims(shown.theory)
+    return [path.stem for path in files[::2]], lines
 
 
 CYCLIC: dict[str, Any] = {"study": "cyclic", "b": 20, "rho": 0.8}
@@ -119,7 +117,7 @@ def test_cells(tmp_path: Path, column: str, cell: str, message: str) -> None:
         cells[place] = cell
     path.write_text("\n".join([lines[0], *(",".join(cells) for cells in body)]) + "\n")
     with pytest.raises(InputError, match=message) as caught:
-        read_results([path])
+        read_table(path)
     assert f"{path.name}, line 2" in str(caught.value)
     assert len(str(caught.value)) < 400 + len(str(path))
     written(tmp_path, run_of(**METHODS), name="theory_methods.csv")
@@ -144,8 +142,8 @@ def test_saved_by_a_spreadsheet(tmp_path: Path) -> None:
     path = written(tmp_path, run_of())
     expected = read_theory([path])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_results([path]).theory == expected
-    assert load_runs(tmp_path).theory == expected
+    for source in (path, tmp_path):
+        assert read_table(source)[1].theory == expected
 
 
 def test_mixed_data_is_not_one_figure(tmp_path: Path) -> None:
@@ -161,9 +159,6 @@ def test_mixed_data_is_not_one_figure(tmp_path: Path) -> None:
     assert any("gelu" in line for line in told)
     assert any("1 runs of 4 epochs in 5 rows" in line for line in told)
     assert any("made twice" in line for line in told)
-    inputs = next(drawing for drawing in drawings(load_runs(tmp_path), report=told.append)).inputs
-    (tmp_path / "theory" / "theory_s.csv").unlink()
-    assert next(drawing for drawing in drawings(load_runs(tmp_path), report=told.append)).inputs != inputs
 
 
 def test_rows_stand_equally_far_apart(tmp_path: Path) -> None:

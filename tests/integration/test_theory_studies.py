@@ -21,9 +21,8 @@ from gramgn.figures import (
     Setting,
     Theory,
     TheoryRun,
-    load_runs,
     make_figures,
-    read_results,
+    read_runs,
     read_theory,
     theory_claims,
     write_theory,
@@ -152,7 +151,7 @@ def test_damaged_files(made: tuple[Path, str], tmp_path: Path) -> None:
         file = tmp_path / "damaged.csv"
         file.write_text("".join(content))
         with pytest.raises(InputError, match=re.escape(message)):
-            read_results([file])
+            read_runs(file)
 
 
 def test_two_at_once(made: tuple[Path, str]) -> None:
@@ -170,11 +169,11 @@ def test_two_at_once(made: tuple[Path, str]) -> None:
 
 
 def test_figures(made: tuple[Path, str], tmp_path: Path) -> None:
-    """From the folder and from results files, the same bytes, and not again when up to date."""
+    """From the folder and from results files, the same bytes."""
     out, _ = made
     shutil.copytree(out, tmp_path / "outputs" / "theory")
-    loaded = load_runs(tmp_path / "outputs")
-    files = make_figures(loaded, tmp_path / "a", report=lambda line: None)
+    shown = read_runs(tmp_path / "outputs")
+    files = make_figures(shown, tmp_path / "a", report=lambda line: None)
     assert [path.stem for path in files[::2]] == [
         "theory-T1-quadratic",
         "theory-T2-width",
@@ -182,8 +181,7 @@ def test_figures(made: tuple[Path, str], tmp_path: Path) -> None:
         "theory-T4-methods",
         "theory-T5-cost",
     ]
-    assert make_figures(loaded, tmp_path / "a", report=lambda line: None) == []
-    again = read_results(sorted(out.glob("*.csv")))
+    again = read_runs(*sorted(out.glob("*.csv")))
     others = make_figures(again, tmp_path / "b", report=lambda line: None)
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in others]
 
@@ -192,8 +190,8 @@ def test_drawn_without_torch(made: tuple[Path, str], tmp_path: Path) -> None:
     out, _ = made
     code = (
         "import sys; from pathlib import Path\n"
-        "from gramgn.figures import make_figures, read_results\n"
-        f"make_figures(read_results(sorted(Path({str(out)!r}).glob('*.csv'))), Path({str(tmp_path)!r}))\n"
+        "from gramgn.figures import make_figures, read_runs\n"
+        f"make_figures(read_runs(*sorted(Path({str(out)!r}).glob('*.csv'))), Path({str(tmp_path)!r}))\n"
         "assert not {'torch', 'hydra', 'wandb', 'scipy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -203,9 +201,7 @@ def test_report(made: tuple[Path, str], tmp_path: Path) -> None:
     """With nothing but the theory there is a page: its statements, and its figures with words beside them."""
     out, _ = made
     shutil.copytree(out, tmp_path / "theory")
-    page = make_report(
-        tmp_path, tmp_path / "index.html", figures=tmp_path / "figures", report=lambda line: None
-    )
+    page = make_report(tmp_path, out=tmp_path / "index.html", report=lambda line: None)
     html = page.read_text()
     for number in range(1, 6):
         assert f"T{number}: " in html

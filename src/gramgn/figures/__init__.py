@@ -24,6 +24,7 @@ from gramgn.figures.curves import Comparison, Curve
 from gramgn.figures.grid import Grid, GridCell
 from gramgn.figures.panels import PANELS, FigureSet, Panel, figure_sets
 from gramgn.figures.sources import Shown, read_runs, read_table
+from gramgn.figures.style import house_style
 from gramgn.figures.summary import summary_table
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "claims_text",
     "drawings",
     "figure_sets",
+    "house_style",
     "make_figures",
     "read_runs",
     "read_table",

@@ -189,7 +189,8 @@ def compare(rows: pd.DataFrame) -> list[Comparison]:
     for stem, group in zip(stems, found, strict=True):
         if stems.count(stem) > 1:
             # Same name, other images or another device.
-            key = f"{group.images.iloc[0]} {device_name(group)}"
+            first = group.iloc[0]
+            key = f"{first.manifest} {first.num_images} {first.standardized} {first.device}"
             stem += "-" + hashlib.sha256(key.encode()).hexdigest()[:6]
         curves = (curve for same in groups(group, "optimizer", "model") for curve in curves_of(same))
         ordered = tuple(sorted(curves, key=lambda curve: curve.label))

@@ -76,7 +76,9 @@ class ReportRun:
     def value(self, column: str) -> Any:
         """Return a value that is the same in all rows; None if it is missing."""
         value = self.rows[column].iloc[0]
-        return None if pd.isna(value) else value
+        if pd.isna(value):
+            return None
+        return value.item() if hasattr(value, "item") else value
 
     def last(self, column: str) -> Any:
         """Return the last recorded value of a metric; None if there is none."""
@@ -85,8 +87,8 @@ class ReportRun:
 
     def best(self, column: str) -> Any:
         """Return a metric in the epoch with the least validation loss; None if there is none."""
-        losses = self.rows.val_loss[self.rows.val_loss.abs() < math.inf]
-        value = self.rows[column].loc[losses.index[losses.argmin()]] if len(losses) else None
+        rows = self.rows[self.rows.val_loss.abs() < math.inf].sort_values("val_loss", kind="stable")
+        value = rows[column].iloc[0] if len(rows) else None
         return None if pd.isna(value) else value
 
 
