@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from figure_views import silent, texts
-from gramgn.figures._style import house_style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
