@@ -13,8 +13,10 @@ endif
 SCALE ?= laptop
 DATA ?= synthetic
 OVERRIDES ?=
-# make figures: results files to draw from instead of runs
+# make figures, make report: folders of runs or sweeps, or results files, instead of everything in outputs/
+RUNS ?=
 RESULTS ?=
+SOURCES = $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)),$(if $(strip $(RUNS)),--runs $(strip $(RUNS))))
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
@@ -65,11 +67,11 @@ paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=lapto
 theory: $(READY) ## watch the paper's two theorems and its cost analysis, into outputs/theory (under 10 minutes)
 	@$(BIN)/python scripts/theory.py
 
-figures: $(READY) ## draw finished runs and the theory into outputs/figures, or RESULTS=<CSV files> into outputs/results/figures
-	@$(BIN)/python scripts/make_figures.py $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)))
+figures: $(READY) ## draw the paper's runs into outputs/figures; RUNS=<folders> draws any runs, RESULTS=<CSV files> into outputs/results/figures
+	@$(BIN)/python scripts/make_figures.py $(SOURCES)
 
-report: $(READY) ## one page about all runs, outputs/report/index.html; RESULTS=<CSV files> instead of run folders
-	@$(BIN)/python scripts/make_report.py $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)))
+report: $(READY) ## one page about all runs, outputs/report/index.html, or about RUNS=<folders>, RESULTS=<CSV files>
+	@$(BIN)/python scripts/make_report.py $(SOURCES)
 
 bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
 	@$(BIN)/python benchmarks/step.py --breakdown --kernels

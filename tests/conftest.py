@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,3 +45,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real images are not at {folder}")
     return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say at the end which tests were skipped and how to have them, where a newcomer sees it."""
+    reasons: Counter[str] = Counter()
+    for report in terminalreporter.getreports("skipped"):
+        if isinstance(report.longrepr, tuple):
+            reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section("skipped tests, and how to have them")
+        for reason, count in sorted(reasons.items()):
+            terminalreporter.line(f"{count} skipped: {reason}")

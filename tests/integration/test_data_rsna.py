@@ -110,7 +110,7 @@ def test_a_set_that_is_not_there_is_named(tmp_path: Path, test_from: str) -> Non
 
 def test_official_test_truth_in_xlsx(tmp_path: Path) -> None:
     """D09: test truth from the workbook, as it is distributed."""
-    openpyxl = pytest.importorskip("openpyxl")
+    openpyxl = pytest.importorskip("openpyxl", reason="needs the extra xlsx: pip install -e .[xlsx]")
     write_official(tmp_path / "raw")
     truth = tmp_path / "raw" / "Bone Age Test Set" / "Bone age ground truth.csv"
     book = openpyxl.Workbook()

@@ -23,7 +23,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_chromium()
     if program is None:
         assert "CI" not in os.environ, "Chromium is not installed: apt-get install chromium"
-        pytest.skip("Chromium is not installed: apt-get install chromium")
+        pytest.skip("browser tests need Chromium: apt-get install chromium")
     with Browser(program, tmp_path_factory.mktemp("browser") / "profile") as started:
         yield started
 

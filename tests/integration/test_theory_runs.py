@@ -103,7 +103,7 @@ def test_resuming_on_vectors_changes_nothing(call: Call, house: House, optimizer
 
 def test_digits(call: Call, house: House) -> None:
     """Real vectors, n no multiple of b, damped."""
-    pytest.importorskip("sklearn", reason="needs the extra theory")
+    pytest.importorskip("sklearn", reason="needs the extra theory: pip install -e .[theory]")
     words = ("dataset=digits", "model=two_layer", "model.width=512", "trainer.epochs=3", *OWN)
     assert call(*words, "optimizer.alpha=0.01", "trainer.dtype=float64") == 0
     (folder,) = house.runs()

@@ -87,7 +87,7 @@ def test_spectral_radius_is_that_of_gauss_seidel(n: int, b: int) -> None:
 
 
 def test_sparse_and_dense_agree() -> None:
-    pytest.importorskip("scipy", reason="needs the extra theory")
+    pytest.importorskip("scipy", reason="needs the extra theory: pip install -e .[theory]")
     splitting = splitting_of(150, 20, 256)
     dense, sparse = (spectral_radius(splitting, method=name) for name in ("dense", "sparse"))
     assert sparse == pytest.approx(dense, rel=1e-9)

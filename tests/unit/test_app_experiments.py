@@ -122,7 +122,7 @@ def test_without_a_choice_there_is_none() -> None:
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_a_sweep_composes_and_so_does_each_of_its_jobs(sweep: str) -> None:
     if sweep.startswith("optuna") and importlib.util.find_spec("optuna") is None:
-        pytest.skip("the extra optuna is not installed")
+        pytest.skip("needs the extra optuna: pip install -e .[optuna]")
     config = config_of(f"sweep={sweep}")
     assert config.hydra.mode.name == "MULTIRUN"
     assert choices(config)["sweep"] == sweep

@@ -116,7 +116,7 @@ def test_a_table_that_is_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_xlsx_is_read(tmp_path: Path) -> None:
-    openpyxl = pytest.importorskip("openpyxl")
+    openpyxl = pytest.importorskip("openpyxl", reason="needs the extra xlsx: pip install -e .[xlsx]")
     book = openpyxl.Workbook()
     for row in (("Case ID", "Sex", "Ground truth bone age (months)"), (7, "F", 168.93), (8, "M", None)):
         book.active.append(row)
@@ -146,7 +146,7 @@ def test_xlsx_is_not_needed_beside_csv(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_broken_xlsx_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("openpyxl")
+    pytest.importorskip("openpyxl", reason="needs the extra xlsx: pip install -e .[xlsx]")
     (tmp_path / "truth.xlsx").write_bytes(b"no zip")
     with pytest.raises(DataError, match=r"truth\.xlsx.*CSV"):
         index(tmp_path)

@@ -98,7 +98,7 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_digits() -> None:
-    pytest.importorskip("sklearn", reason="needs the extra theory")
+    pytest.importorskip("sklearn", reason="needs the extra theory: pip install -e .[theory]")
     data = Digits().load(64)
     lengths = np.linalg.norm(data.images, axis=1)
     assert data.images.shape == (1797, 64)

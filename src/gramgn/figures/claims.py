@@ -88,8 +88,7 @@ def claims(figures: FigureSet) -> list[Claim]:
     """
     return [
         _close_to_zero(figures),
-        *(claim for family in ("afad", "rsna") for claim in _ahead(figures, family)),
-        *_test_loss(figures),
+        *_against_sgd(figures),
         _near_1(figures),
         _insensitive(figures),
     ]
@@ -126,74 +125,61 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 100, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
-class _SeveralSettingsError(Exception):
-    """A curve of the paper has runs of several settings, so that no number belongs to it."""
-
-
 def _close_to_zero(figures: FigureSet) -> Claim:
-    def measured() -> tuple[Measurement, ...]:
-        values = {
-            seed: float(_finite(rows[rows.epoch <= WITHIN_EPOCHS], "train_loss").train_loss.min())
-            for seed, rows in _runs(figures, "afad", "ggn_fixup").items()
-        }
-        name = f"least training loss of GGN within {WITHIN_EPOCHS} epochs (1: predicting the mean)"
-        return (Measurement(name, {key: math.inf if math.isnan(v) else v for key, v in values.items()}),)
-
-    rows = figures.rows("afad")
-    ggn = None if rows is None else rows[rows.experiment == "fig1/afad_ggn_fixup"]
-    ends = [] if ggn is None else [_num_epochs(run) for _, run in ggn.groupby("run")]
+    runs = _runs(figures, "afad", "ggn_fixup")
+    values = {}
+    for seed, rows in runs.items():
+        losses = _finite(rows[rows.epoch <= WITHIN_EPOCHS], "train_loss").train_loss
+        values[seed] = float(losses.min()) if len(losses) else math.inf
+    ends = min(map(_num_epochs, runs.values()), default=WITHIN_EPOCHS)
+    name = f"least training loss of GGN within {WITHIN_EPOCHS} epochs (1: predicting the mean)"
     return _claim(
+        figures,
         "close_to_zero",
         f"On AFAD-LITE GGN's training loss gets close to zero within {WITHIN_EPOCHS} epochs",
         "afad",
         f"at most {CLOSE_TO_ZERO:g} of the variance of the targets",
-        measured,
+        (Measurement(name, values),),
         lambda value: value <= CLOSE_TO_ZERO,
-        f"these runs end after {min(ends)} epochs" if ends and min(ends) < WITHIN_EPOCHS else "",
+        f"these runs end after {ends} epochs" if ends < WITHIN_EPOCHS else "",
     )
 
 
-def _ahead(figures: FigureSet, family: str) -> list[Claim]:
-    name = {"afad": "AFAD-LITE", "rsna": "RSNA"}[family]
-    found = []
-    for what, score in (("epoch", ratio_at_last_epoch), ("second", ratio_at_equal_time)):
-        at = "at the last epoch that all have" if what == "epoch" else "when the first of them ends"
-        title = f"training loss of the better SGD over GGN's, {at} (0: GGN has none or diverged)"
-        found.append(
-            _claim(
-                f"{family}_ahead_per_{what}",
-                f"On {name} GGN is ahead of both SGD baselines per {what}",
+def _against_sgd(figures: FigureSet) -> list[Claim]:
+    """Return the claims that compare GGN, seed by seed, with the better of the two SGD baselines."""
+    ahead = "training loss of the better SGD over GGN's, {} (0: GGN has none or diverged)"
+    last, first_ends = "at the last epoch that all have", "when the first of them ends"
+    sooner = "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)"
+    lower = f"test loss of the better SGD over GGN's, {last}"
+    cases: list[tuple[str, str, str, str, Score, str | None]] = []
+    for family, name in (("afad", "AFAD-LITE"), ("rsna", "RSNA")):
+        text = f"On {name} GGN is ahead of both SGD baselines per "
+        by_epoch, by_second = ratio_at_last_epoch("train_loss"), ratio_at_equal_time("train_loss")
+        cases += [
+            (f"{family}_ahead_per_epoch", family, text + "epoch", ahead.format(last), by_epoch, None),
+            (
+                f"{family}_ahead_per_second",
                 family,
-                "the ratio is above 1",
-                lambda title=title, score=score: (  # type: ignore[misc]
-                    Measurement(title, _paired(figures, family, score("train_loss"))),
-                ),
-                lambda value: value > 1,
-            )
-        )
-    return found
-
-
-def _test_loss(figures: FigureSet) -> list[Claim]:
-    faster = "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)"
-    lower = "test loss of the better SGD over GGN's, at the last epoch that all have"
-    cases: tuple[tuple[str, str, str, Score], ...] = (
-        ("test_falls_faster", "falls faster", faster, speed),
-        ("test_ends_lower", "ends lower", lower, ratio_at_last_epoch("test_loss")),
-    )
+                text + "second",
+                ahead.format(first_ends),
+                by_second,
+                None,
+            ),
+        ]
+    text, at_end = "On RSNA GGN's test loss ", ratio_at_last_epoch("test_loss")
+    cases += [
+        ("test_falls_faster", "rsna", text + "falls faster", sooner, speed, "2a"),
+        ("test_ends_lower", "rsna", text + "ends lower", lower, at_end, "2a"),
+    ]
     return [
         _claim(
-            key,
-            f"On RSNA GGN's test loss {what}",
-            "rsna",
-            "the ratio is above 1",
-            lambda name=name, score=score: (  # type: ignore[misc]
-                Measurement(name, _paired(figures, "rsna", score)),
-            ),
+            figures,
+            *(key, text, family, "the ratio is above 1"),
+            (Measurement(name, _paired(figures, family, score)),),
             lambda value: value > 1,
-            shown="2a",
+            shown=shown,
         )
-        for key, what, name, score in cases
+        for key, family, text, name, score, shown in cases
     ]
 
 
@@ -214,11 +200,12 @@ def _near_1(figures: FigureSet) -> Claim:
                 by_lam.append(Measurement(name, {seed: min(losses) for seed, losses in found.items()}))
     low, high = NEAR_1
     return _claim(
+        figures,
         "lambda_near_1",
         "λ near 1 is best",
         "grid",
         f"the λ of the least loss is from {low:g} to {high:g}",
-        lambda: (Measurement("λ of the least training loss in the grid", best), *by_lam),
+        (Measurement("λ of the least training loss in the grid", best), *by_lam),
         lambda value: low <= value <= high,
     )
 
@@ -241,11 +228,12 @@ def _insensitive(figures: FigureSet) -> Claim:
         if lam == 1 or measured:
             measured.append(Measurement(name, spread))
     return _claim(
+        figures,
         "alpha_hardly_matters",
         "With λ = 1, α hardly matters",
         "grid",
         f"the largest loss over α is at most {HARDLY:g} times the least",
-        lambda: tuple(measured),
+        tuple(measured),
         lambda value: value <= HARDLY,
     )
 
@@ -260,23 +248,21 @@ def _by_seed(grid: Grid, lam: float) -> dict[int, list[float]]:
 
 
 def _claim(
+    figures: FigureSet,
     key: str,
     text: str,
     family: str,
     rule: str,
-    measure: Callable[[], tuple[Measurement, ...]],
+    measurements: tuple[Measurement, ...],
     holds: Callable[[float], bool],
     note: str = "",
     shown: str | None = None,
 ) -> Claim:
     panels = [panel for panel in PANELS if panel.family == family and panel.column == "train_loss"]
     numbers = shown or ", ".join(panel.number for panel in panels)
-    try:
-        measurements = measure()
-    except _SeveralSettingsError as error:
-        return Claim(key, text, numbers, rule, (), "not measured", str(error))
     if not measurements or not measurements[0].values:
-        return Claim(key, text, numbers, rule, (), "not measured", f"make the runs, e.g. {panels[0].command}")
+        why = _several_settings(figures, family) or f"make the runs, e.g. {panels[0].command}"
+        return Claim(key, text, numbers, rule, (), "not measured", why)
     seen = {holds(value) for value in measurements[0].values.values()}
     verdict = "mixed" if len(seen) > 1 else ("yes" if seen == {True} else "no")
     return Claim(key, text, numbers, rule, measurements, verdict, note)
@@ -352,20 +338,25 @@ def _ratio(losses: Sequence[float]) -> float:
 def _runs(figures: FigureSet, family: str, curve: str) -> dict[int, pd.DataFrame]:
     """Return the rows of one of the paper's curves, e.g. of `fig1/afad_sgd_bn`, by seed.
 
-    Raises:
-        _SeveralSettingsError: Its runs differ in more than the seed.
+    None if its runs are of several settings: no number belongs to it then.
     """
     rows = figures.rows(family)
-    experiment = f"fig1/{family}_{curve}"
-    if rows is None:
+    rows = None if rows is None else rows[rows.experiment == f"fig1/{family}_{curve}"]
+    if rows is None or rows.setting.nunique() > 1:
         return {}
-    rows = rows[rows.experiment == experiment]
-    if rows.setting.nunique() > 1:
-        one, other = rows.drop_duplicates("setting").run.iloc[:2]
-        raise _SeveralSettingsError(
-            f"{experiment} has runs of several settings, e.g. {one} and {other}: name the folders of one of them"
-        )
     return {int(seed): rows[rows.seed == seed] for seed in rows.seed.unique()}
+
+
+def _several_settings(figures: FigureSet, family: str) -> str | None:
+    """Return which of the paper's curves has runs of several settings, None if each has one."""
+    if family not in figures.curves:
+        return None
+    rows = figures.curves[family].rows.drop_duplicates("setting")
+    for experiment, runs in rows[rows.experiment.str.startswith("fig1/")].groupby("experiment"):
+        if len(runs) > 1:
+            one, other = runs.run.iloc[:2]
+            return f"{experiment} has several settings, e.g. in {one} and {other}: name the folders of one of them"
+    return None
 
 
 def _diverged(rows: pd.DataFrame) -> bool:
