@@ -253,9 +253,8 @@ def curve_with(root: Path, **columns: list[Any]) -> RunFolder:
     folder = add_curve(root, "fig1/afad_sgd_bn", "sgd", "resnet_bn", 0, len(columns["epoch"]), AFAD)
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     write_rows(folder, [{"train_s": 2.0 * row["epoch"], **row} for row in rows])
-    folder.update_run(
-        config=folder.read_run()["config"] | {"trainer": {"epochs": max(columns["epoch"]), "scale": "laptop"}}
-    )
+    config = folder.read_run()["config"]
+    folder.update_run(config=config | {"trainer": config["trainer"] | {"epochs": max(columns["epoch"])}})
     return folder
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class Curve:
         """The network's choice, e.g. `"resnet_fixup"`."""
         return str(self.rows.model.iloc[0])
 
-    @property
+    @cached_property
     def num_seeds(self) -> int:
         """Number of runs."""
         return int(self.rows.run.nunique())
@@ -66,7 +67,7 @@ class Curve:
         """Number of runs that ended with a non-finite loss or step."""
         return len(self.diverged)
 
-    @property
+    @cached_property
     def diverged(self) -> list[pd.DataFrame]:
         """The rows of each run that ended with a non-finite loss or step."""
         found = self.rows[self.rows.state == "diverged"]
@@ -85,7 +86,13 @@ class Curve:
 
     def points(self, column: str) -> pd.DataFrame:
         """Return the epochs that every finished seed has a value for; see `seed_points`."""
-        return seed_points(self.rows[self.rows.state != "diverged"], column)
+        if column not in self._points:
+            self._points[column] = seed_points(self.rows[self.rows.state != "diverged"], column)
+        return self._points[column]
+
+    @cached_property
+    def _points(self) -> dict[str, pd.DataFrame]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +111,7 @@ class Comparison:
     curves: tuple[Curve, ...]
     num_hidden: int = 0
 
-    @property
+    @cached_property
     def rows(self) -> pd.DataFrame:
         """The rows of all curves."""
         return pd.concat([curve.rows for curve in self.curves])
@@ -232,7 +239,7 @@ def unit_of(rows: pd.DataFrame) -> str:
 
 def is_standardized(rows: pd.DataFrame) -> bool:
     """Return whether a loss of 1 of the first run means predicting the mean."""
-    return str(rows.standardized.iloc[0]).lower() != "false"
+    return bool(rows.standardized.iloc[0])
 
 
 def file_name(text: str) -> str:

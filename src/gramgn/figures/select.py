@@ -58,7 +58,8 @@ def _prepared(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(run=table.run.where(~several, table.run + " of " + table.began))
     table = table.sort_values(["run", "epoch"], ignore_index=True)
     images = table.groupby(list(DATA_COLUMNS), dropna=False).ngroup()
-    return table.assign(images=images, setting=same_setting(table))
+    standardized = table.standardized.fillna(True)  # the default
+    return table.assign(images=images, setting=same_setting(table), standardized=standardized)
 
 
 def _fault(rows: pd.DataFrame) -> str | None:
