@@ -98,7 +98,7 @@ def make_grid(rows: pd.DataFrame, title: str) -> Grid:
     ended = runs[runs.state.isin(ENDED)].fillna({"loss": math.inf})
     cells: dict[tuple[float, float], GridCell] = {}
     for found in groups(ended, "lam", "alpha"):
-        losses = dict(zip(map(int, found.seed), map(float, found.loss), strict=True))
+        losses = dict(zip(map(int, found.seed.fillna(0)), map(float, found.loss), strict=True))
         median = statistics.median(losses.values())
         finite = math.isfinite(median)
         cells[_place(found)] = GridCell(
