@@ -114,10 +114,21 @@ def relative_error(given: Tensor, expected: Tensor) -> float:
     return float((given - expected).norm() / expected.norm())
 
 
-def num_tensors() -> int:
-    """Return the number of tensors that Python holds."""
+def leaves_no_tensor_behind(run: Callable[[], None], times: int) -> bool:
+    """Return whether Python holds as many new tensors after `times` calls as after twice as many."""
+    run()
     gc.collect()
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+    gc.freeze()  # Only objects made from here on are looked at.
+    try:
+        counts = []
+        for _ in range(2):
+            for _ in range(times):
+                run()
+            gc.collect()
+            counts.append(sum(issubclass(type(thing), Tensor) for thing in gc.get_objects()))
+    finally:
+        gc.unfreeze()
+    return counts[0] == counts[1]
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
