@@ -57,6 +57,10 @@ CASES = {
     "a bad convention": (["optimizer.damping_convention=avg"], ["damping_convention", "avg", "mean"]),
     "a bad depth": (["model=resnet_fixup", "model.depth=33"], ["depth must be 6 n + 2", "33", "32 and 38"]),
     "several bad values": (["trainer.epochs=0", "trainer.order=x"], ["trainer.epochs=0", "order='x'"]),
+    "a key given twice": (
+        ["optimizer.lam=0.1", "optimizer.lam=1"],
+        ["optimizer.lam is given twice: optimizer.lam=0.1 and optimizer.lam=1"],
+    ),
     "a bad seed": (["seed=-1"], ["seed=-1", "from 0 to 2^63"]),
     "a bad device": (["trainer.device=tpu"], ["trainer.device='tpu'", "auto, cpu, cuda"]),
     "missing values": (["dataset.seed=???", "model.dropout=???"], ["dataset.seed, model.dropout"]),
@@ -264,7 +268,8 @@ def test_starts_in_the_same_second_get_folders_of_their_own(house: House) -> Non
 def test_a_warm_start_must_fit(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*SMALL) == 0
     (folder,) = house.runs()
-    assert call(*SMALL, "model=resnet_gn", f"init_from={folder}") == 2
+    options = [entry for entry in SMALL if not entry.startswith("model")]
+    assert call(*options, "model=resnet_gn", f"init_from={folder}") == 2
     message = capsys.readouterr().err
     assert "weights do not fit" in message
     assert "tensors differ" in message

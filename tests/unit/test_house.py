@@ -38,7 +38,7 @@ ALLOWED = {
     },
 }
 # Above all others.
-ALLOWED["sweep"] = {"app", "records", "tracking", "figures"}
+ALLOWED["sweep"] = {"app", "data", "figures", "models", "optim", "records", "tracking", "training"}
 ONLY_IN = {
     "hydra": ("src/gramgn/app/", "src/gramgn/sweep/", "src/hydra_plugins/", "scripts/", "train.py"),
     "omegaconf": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),

@@ -22,7 +22,7 @@ from gramgn.app._main import (
 )
 from gramgn.app._plan import OUTPUT_FILE, Job, resumed_job, split_paths
 from gramgn.app._repository import absolute, repository, set_repository, shown
-from gramgn.app._schema import choices_of, plain, run_entries
+from gramgn.app._schema import check_doubled, choices_of, plain, run_entries
 
 if TYPE_CHECKING:
     from gramgn.app._job import build_parts, train
@@ -35,6 +35,7 @@ __all__ = [
     "absolute",
     "build_dataset",
     "build_parts",
+    "check_doubled",
     "check_place",
     "choices_of",
     "compose_config",

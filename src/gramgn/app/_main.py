@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from gramgn.app._folders import register_resolvers
 from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
 from gramgn.app._repository import absolute, repository, set_repository
-from gramgn.app._schema import ENTRIES, check_keys, choices_of, plain, run_entries
+from gramgn.app._schema import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
 from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
@@ -183,7 +183,9 @@ def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
     from gramgn.app._plan import Job, resumed_job
 
     hydra_config = HydraConfig.get()
-    container, overrides = run_entries(plain(config)), [str(each) for each in hydra_config.overrides.task]
+    overrides = [str(each) for each in hydra_config.overrides.task]
+    check_doubled(overrides)
+    container = run_entries(plain(config))
     if container.get("resume") is not None:
         return train(resumed_job(container, overrides, folder))
     return train(Job(config=container, choices=choices_of(hydra_config), overrides=overrides, folder=folder))

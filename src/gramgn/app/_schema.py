@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gramgn.errors import ConfigError, InputError, first_line, nearest
+from gramgn.records import override_key
 from gramgn.tracking import TrackingConfig
 
 OBJECT_SECTIONS = ("dataset", "model", "optimizer")
@@ -66,6 +67,24 @@ def run_entries(container: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{section}={given!r} must be a mapping of {', '.join(names)}")
         check_keys(section, given, names)
     return {key: value for key, value in container.items() if key not in (*SOURCES, *SWEEP_ENTRIES)}
+
+
+def check_doubled(overrides: Iterable[str]) -> None:
+    """Check that no key is given twice, of which Hydra would silently use the last.
+
+    Args:
+        overrides: The command line; a deleted key (`~key`) may be given again.
+
+    Raises:
+        ConfigError: A key has two values.
+    """
+    given: dict[str, str] = {}
+    for override in overrides:
+        key = override_key(override)
+        if not override.startswith("~") and given.setdefault(key, override) != override:
+            raise ConfigError(
+                f"{key} is given twice: {given[key]} and {override}. Give it once, in a sweep with all of its values"
+            )
 
 
 def choices_of(hydra: Any) -> dict[str, str]:

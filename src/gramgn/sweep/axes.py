@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
+from gramgn.app import check_doubled
 from gramgn.errors import ConfigError
 from gramgn.records import override_key
 
@@ -89,18 +90,11 @@ def check_overrides(overrides: Sequence[Override]) -> None:
     Raises:
         ConfigError: A key is given twice, or an axis has no values, a value twice, or only a range of real numbers.
     """
-    lines: dict[str, str] = {}
+    check_doubled(str(override.input_line) for override in overrides)
     for override in overrides:
-        line, key = str(override.input_line), override.get_key_element().lstrip("+")
-        if override.is_delete():
-            continue
-        if lines.get(key, line) != line:
-            raise ConfigError(
-                f"{key} is given twice: {lines[key]} and {line}. Give it once, with all of its values"
-            )
-        lines[key] = line
         if not override.is_sweep_override():
             continue
+        line, key = str(override.input_line), override.get_key_element()
         if not override.is_discrete_sweep():
             raise ConfigError(
                 f"{line} names no values: give some, e.g. {key}=0.1,1,10, or search with sweep=optuna_alpha"

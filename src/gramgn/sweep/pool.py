@@ -8,8 +8,8 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any
 
@@ -26,19 +26,6 @@ from gramgn.sweep.review import Cell
 TICK_S = 0.1
 KILL_WAIT_S = 5.0
 OUT_OF_MEMORY = "killed by SIGKILL (out of memory?)"
-# torch's optimizers import its compiler, whether or not it is used.
-PRELOADED = (
-    "gramgn.sweep.job",
-    "gramgn.synthetic",
-    "gramgn.models",
-    "gramgn.optim",
-    "gramgn.training",
-    "gramgn.app._job",
-    "hydra.utils",
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.utils.serialization",
-)
 # A sweep of W&B itself would take all of our jobs for one run of its own.
 WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
 
@@ -55,7 +42,7 @@ def start_server(*, mirrored: bool) -> None:
     Args:
         mirrored: Whether jobs have a W&B run.
     """
-    forkserver.set_forkserver_preload([*PRELOADED, *(["wandb"] if mirrored else [])])
+    forkserver.set_forkserver_preload(["gramgn.sweep.preload", *(["wandb"] if mirrored else [])])
     # First, because it unblocks these signals itself.
     resource_tracker.ensure_running()
     blocked = (signal.SIGINT, signal.SIGTERM)
@@ -152,9 +139,14 @@ class Pool:
             InputError: The jobs cannot be checked at all.
             StopRequested: A signal came.
         """
-        with self._stoppable(self._task(cells, dict(os.environ), is_check=True)) as child:
+        with deferred_signals() as stop:  # interrupted while it starts, the child would be known to nobody
+            child = Child(self._task(cells, dict(os.environ), is_check=True))
+        try:
+            stop.raise_if_set()
             while not child.has_ended():
                 connection.wait(child.handles)
+        finally:
+            child.signal(signal.SIGKILL)
         if child.result is None:
             return None
         if child.result["state"] != "done":
@@ -164,17 +156,6 @@ class Pool:
             say(f"note: {self._options.num_at_once} jobs at a time share {len(self._gpus)} CUDA devices")
         faults: list[str | None] = child.result["faults"]
         return [fault or self._misplaced(cell) for fault, cell in zip(faults, cells, strict=True)]
-
-    @contextmanager
-    def _stoppable(self, task: Task) -> Iterator[Child]:
-        """Start a child that has nothing to save: whatever ends the block kills it."""
-        with deferred_signals() as stop:  # being interrupted here would leave a child that nobody knows
-            child = Child(task)
-        try:
-            stop.raise_if_set()
-            yield child
-        finally:
-            child.signal(signal.SIGKILL)
 
     def _misplaced(self, cell: Cell) -> str | None:
         device = cell.job.config["trainer"]["device"]
