@@ -6,7 +6,10 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,10 @@ from house import BLOBS, SMALL, House, read_run, wait_until
 
 from gramgn.records import CellStatus, SweepFolder
 
-TINY = ("-m", *BLOBS, *SMALL, "trainer.epochs=1")
+MULTI = ("-m", *BLOBS)  # what a process needs and `call` adds itself
 # 48 training samples in batches of 8: six steps per epoch.
-UNTIMED = ("-m", *BLOBS, *SMALL, "optimizer=slow_sgd", "trainer.batch_size=8")
-SLOW = (*UNTIMED, "optimizer.sleep_s=0.1")
+SLOW = (*SMALL, "optimizer=slow_sgd", "trainer.batch_size=8")
+PAIR = (*SLOW, "optimizer.sleep_s=0.1", "trainer.epochs=3", "seed=0,1")
 
 
 def sweep_of(house: House, name: str | None = None) -> SweepFolder:
@@ -37,17 +40,48 @@ def cell(house: House, label: str, name: str | None = None) -> CellStatus:
     return found
 
 
-def wait_for_epoch(house: House, process: subprocess.Popen[str], label: str, epoch: int) -> Path:
+def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Wait for something that this process, or another one, does."""
+    if process is not None:
+        wait_until(condition, process)
+        return
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def wait_for_epoch(
+    house: House, label: str, epoch: int, process: subprocess.Popen[str] | None = None
+) -> Path:
     """Wait until a job of the sweep has that many whole epochs; return its folder."""
     place = house.root / "outputs" / "sweeps"
 
     def found() -> list[Path]:
         return [path.parent for path in place.glob(f"*/{label.replace('=', '-')}-*/metrics.csv")]
 
-    wait_until(
-        lambda: bool(found()) and (found()[0] / "metrics.csv").read_text().count("\n") > epoch, process
-    )
+    until(lambda: bool(found()) and (found()[0] / "metrics.csv").read_text().count("\n") > epoch, process)
     return found()[0]
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Do something in a thread while a sweep runs in this process."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            action()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failed, failed
 
 
 def processes_in(folder: Path) -> list[int]:

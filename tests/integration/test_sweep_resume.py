@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from house import SMALL, Call, House, read_rows, read_run
-from sweeps import TINY, cell, contents, edit_run, states, sweep_of, times
+from sweeps import MULTI, cell, contents, edit_run, states, sweep_of, times
 
 pytestmark = pytest.mark.timeout(180)
 MORE = ("optimizer=sgd", "trainer.epochs=1", "name=triple")
@@ -22,7 +22,7 @@ SCRIPT = "scripts/sweep_status.py"
 def done(tmp_path_factory: pytest.TempPathFactory) -> House:
     """Return a house with a finished sweep, for reading: two jobs are done, one diverged."""
     house = House(tmp_path_factory.mktemp("done") / "house")
-    result = house.run(*TINY, *MORE[:1], *MORE[2:], RATES)
+    result = house.run(*MULTI, *SMALL, *MORE, RATES)
     assert result.returncode == 0, result.stderr
     return house
 

@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from house import BLOBS, SMALL, Call, House, read_rows, read_run
-from sweeps import SLOW, TINY, cell, states, sweep_of
+from house import SMALL, Call, House, read_rows, read_run
+from sweeps import MULTI, PAIR, cell, states, sweep_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -45,15 +45,17 @@ def test_stop_starts_no_further_job(call: Call, house: House, capsys: pytest.Cap
     assert "on_failure" not in read_run(house.runs()[0])["config"]
 
 
-def test_a_fault_of_all_jobs_is_one_message(house: House) -> None:
+def test_a_fault_of_all_jobs_is_one_message(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
     """H16: raw data that is not there: found once, before any job, nothing on disk."""
     before = house.files()
-    done = house.run("-m", "dataset=afad", "seed=0,1,2,3", "tracking=none")
-    assert done.returncode == 2
-    assert done.stderr.count("error:") == 1
-    assert "scripts/prepare_data.py" in done.stderr
-    assert "the same for all 4 jobs" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert call("dataset=afad", "seed=0,1,2,3", "tracking=none", multirun=True) == 2
+    err = capsys.readouterr().err
+    assert err.count("error:") == 1
+    assert "scripts/prepare_data.py" in err
+    assert "the same for all 4 jobs" in err
+    assert "Traceback" not in err
     assert house.files() == before
 
 
@@ -126,13 +128,19 @@ def test_a_read_only_place_is_one_message(
     assert "Traceback" not in err
 
 
-def test_several_jobs_at_once(house: House) -> None:
+def test_several_jobs_at_once(call: Call, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """H30: two at a time with one thread each, GPUs handed out one per job, no process that had touched CUDA."""
-    options = (*SLOW, "dataset._target_=outside.Telling", "seed=range(4)", "trainer.epochs=1", "name=four")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    monkeypatch.setenv("WANDB_RUN_ID", "of-another")
+    options = (
+        *PAIR[:-2],
+        "dataset._target_=outside.Telling",
+        "seed=range(4)",
+        "trainer.epochs=1",
+        "name=four",
+    )
     options += ("hydra.launcher.n_jobs=2", "hydra.launcher.threads_per_job=1", "hydra.launcher.gpus=[5,7]")
-    more = {"OMP_NUM_THREADS": "4", "WANDB_RUN_ID": "of-another"}
-    done = house.run(*options, "+hydra.job.env_set.GREETING=hello", **more)
-    assert done.returncode == 0, done.stderr
+    assert call(*options, "+hydra.job.env_set.GREETING=hello", multirun=True) == 0
     folders = [each.folder for each in sweep_of(house, "four").cells()]
     logs = [(folder / "output.log").read_text().splitlines() for folder in folders]
     told = ["".join(line for line in log if line.startswith("gpus=")) for log in logs]
@@ -145,12 +153,11 @@ def test_several_jobs_at_once(house: House) -> None:
     assert record["n_jobs"] == 2
 
 
-def test_jobs_leave_nothing_in_memory(house: House) -> None:
+def test_jobs_leave_nothing_in_memory(call: Call, house: House) -> None:
     """H11, H15: every job starts with the same memory, failed ones between them included."""
     options = [entry for entry in SMALL if not entry.startswith("model")]
     options += ["model=resnet_fixup", "trainer.epochs=1", "seed=range(4)", "dataset.bad='',memory"]
-    done = house.run("-m", *BLOBS, *options, "name=many")
-    assert done.returncode == 1, done.stderr
+    assert call(*options, "name=many", multirun=True) == 1
     cells = [each for each in sweep_of(house, "many").cells() if each.state == "done"]
     assert len(cells) == 4
     peaks = [float(read_rows(each.folder)[0]["peak_mem_mib"]) for each in cells]
@@ -165,7 +172,7 @@ def test_the_sweeping_process_needs_no_torch(house: House) -> None:
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)"
     )
-    done = house.script("-c", code, *TINY, "seed=0,1")
+    done = house.script("-c", code, *MULTI, *SMALL, "trainer.epochs=1", "seed=0,1")
     assert done.returncode == 0, done.stderr
     assert states(house) == ["done", "done"]
 

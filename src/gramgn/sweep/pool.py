@@ -110,6 +110,7 @@ class Child:
         # macOS reports a group that has only ended processes as PermissionError.
         with suppress(ProcessLookupError, PermissionError):
             if signum == signal.SIGKILL:
+                self._process.kill()  # it may not have a group yet
                 os.killpg(process, signum)
             else:
                 os.kill(process, signum)
@@ -199,6 +200,9 @@ class Pool:
             except StopAtOnce as again:
                 self._stop(signal.SIGKILL, display, ended)
                 raise again from None
+            except Exception:  # a full disk, or no process for a further job
+                self._stop(signal.SIGTERM, display, ended)
+                raise
             stop.raise_if_set()
 
     def close(self) -> None:
