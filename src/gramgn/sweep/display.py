@@ -77,6 +77,8 @@ class Display:
     def ended(self, label: str, folder: Path, outcome: Outcome) -> None:
         """Report how a job ended, at once, with the log of one that failed."""
         self._ended += 1
+        if self._bar is not None:
+            self._bar.n = self._ended
         log = f" (log: {shown(folder / OUTPUT_FILE)})" if outcome.state == "failed" else ""
         words = ", ".join(part for part in (duration(outcome.seconds), outcome.words()) if part)
         self.say(f"[{self._ended}/{self._total}] {outcome.state:<8} {label}  {words}{log}")
@@ -97,7 +99,6 @@ class Display:
                 self._bar = tqdm(
                     total=self._total, initial=self._ended, unit="job", dynamic_ncols=True, leave=False
                 )
-            self._bar.n = self._ended
             self._bar.set_postfix_str("; ".join(f"{label}: {_progress(folder)}" for folder, label in running))
 
 
