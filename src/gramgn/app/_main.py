@@ -183,9 +183,8 @@ def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
     from gramgn.app._plan import Job, resumed_job
 
     hydra_config = HydraConfig.get()
-    overrides = [str(each) for each in hydra_config.overrides.task]
+    container, overrides = run_entries(plain(config)), [str(each) for each in hydra_config.overrides.task]
     check_doubled(overrides)
-    container = run_entries(plain(config))
     if container.get("resume") is not None:
         return train(resumed_job(container, overrides, folder))
     return train(Job(config=container, choices=choices_of(hydra_config), overrides=overrides, folder=folder))
