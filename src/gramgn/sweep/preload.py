@@ -10,7 +10,7 @@ import torch.utils.serialization
 import gramgn.data
 import gramgn.models
 import gramgn.optim
-import gramgn.synthetic
 import gramgn.sweep.job
+import gramgn.synthetic
 import gramgn.training
 from gramgn.app import build_parts, outcome, train
