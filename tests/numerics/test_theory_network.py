@@ -11,8 +11,7 @@ from theory_cases import SMOOTH, sphere, two_layer
 
 from gramgn import GramGaussNewton
 from gramgn.models import ACTIVATIONS
-from gramgn.optim import Stream
-from gramgn.optim.losses import SquaredError
+from gramgn.optim import SquaredError, Stream
 from gramgn.theory import gram, jacobian
 
 
