@@ -13,7 +13,7 @@ imports another package of gramgn, torch, Hydra or W&B; pandas is imported when 
 """
 
 from gramgn.damping import CONVENTIONS, alpha_from_sum, alpha_to_sum
-from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS
+from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS, RUN_KEY
 from gramgn.records.files import atomic_file, write_atomic
 from gramgn.records.identity import (
     RESUMABLE,
@@ -74,6 +74,7 @@ __all__ = [
     "METRIC_NAMES",
     "RESULT_COLUMNS",
     "RESUMABLE",
+    "RUN_KEY",
     "SETTING_COLUMNS",
     "STATES",
     "SWEEP_FILE",

@@ -77,9 +77,12 @@ METRICS = tuple(
 )
 """Columns that differ from epoch to epoch, in the order of metrics.csv."""
 
-LOCAL_COLUMNS = (Column("folder"), Column("code"), Column("error"))
-"""What a results CSV does not hold: the run's folder (absolute), all versions of the code it ran with, and why it
-failed, stopped or diverged."""
+LOCAL_COLUMNS = (Column("folder"), Column("code"), Column("error"), Column("source"))
+"""What a results CSV does not hold: the run's folder (absolute), all versions of the code it ran with, why it failed,
+stopped or diverged, and where it was read from: the folder that `run` is relative to, or the CSV."""
+
+RUN_KEY = ("source", "run")
+"""Columns that identify a run in the table."""
 
 RESULT_COLUMNS = (
     *(column.name for column in RUN_COLUMNS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gramgn.records.columns import RUN_COLUMNS
+from gramgn.records.columns import LOCAL_COLUMNS, RUN_COLUMNS, RUN_KEY
 from gramgn.records.identity import SETTING_COLUMNS
 
 if TYPE_CHECKING:
@@ -25,24 +25,20 @@ def final_loss(table: pd.DataFrame, *, column: str = "train_loss", epoch: int | 
         epoch: The epoch to take; None takes the last planned epoch of each run.
 
     Returns:
-        The run-level columns and `folder`, `code`, `error`, one row per run in the table's order, with `loss`: infinite
+        The columns that have one value per run, in the table's order, and `loss`: infinite
         if the run diverged (at this epoch or later) or its loss is not finite, missing (NaN) if it has not ended or
         has no row at that epoch.
     """
     import numpy as np
 
-    wanted = table["epochs"] if epoch is None else epoch
-    at_epoch = (table["epoch"] == wanted).fillna(False)
-    losses = table[at_epoch].groupby(["folder", "run"], dropna=False)[column].last()
-    names = [column.name for column in RUN_COLUMNS] + ["folder", "code", "error"]
-    cells = table[names].drop_duplicates(["folder", "run"]).reset_index(drop=True)
-    found = cells.merge(losses.rename("loss").reset_index(), on=["folder", "run"], how="left")
-    has_row = cells.merge(table[at_epoch][["folder", "run"]].drop_duplicates(), how="left", indicator="row")[
-        "row"
-    ].eq("both")
-    loss = found["loss"].where(np.isfinite(found["loss"]) | ~has_row, math.inf)
-    loss = loss.where(found["state"] != "diverged", math.inf)
-    return found.assign(loss=loss.where(found["state"].isin(ENDED)))
+    key = list(RUN_KEY)
+    cells = table.drop_duplicates(key)[[each.name for each in (*RUN_COLUMNS, *LOCAL_COLUMNS)]]
+    at_epoch = table[(table["epoch"] == (table["epochs"] if epoch is None else epoch)).fillna(False)]
+    rows = at_epoch.drop_duplicates(key, keep="last")[[*key, column]].rename(columns={column: "loss"})
+    found = cells.merge(rows, on=key, how="left", indicator="row")
+    is_lost = (found["row"] == "both") & ~np.isfinite(found["loss"])
+    loss = found["loss"].mask(is_lost | (found["state"] == "diverged"), math.inf)
+    return found.drop(columns="row").assign(loss=loss.where(found["state"].isin(ENDED)))
 
 
 def loss_grid(table: pd.DataFrame, *, column: str = "train_loss", epoch: int | None = None) -> pd.DataFrame:
@@ -120,17 +116,16 @@ def newest(table: pd.DataFrame) -> pd.DataFrame:
     Args:
         table: Rows of `runs`.
     """
-    keys = table.assign(setting=same_setting(table), sweep=table["sweep"].where(table["sweep"] != "seeds"))
-    ended = keys["state"].isin(ENDED)
+    jobs = table.assign(setting=same_setting(table), sweep=table["sweep"].where(table["sweep"] != "seeds"))
+    jobs = jobs.drop_duplicates(list(RUN_KEY))
     same = ["setting", "seed", "scale", "experiment", "sweep", "dataset", "device"]
-    order = keys[ended].sort_values(["began", "run"], na_position="first", kind="stable")
-    last = order.groupby([*same, *DATA_COLUMNS[1:]], dropna=False)[["folder", "run"]].transform("last")
-    run = order["run"].eq(last["run"]) & (order["folder"].eq(last["folder"]) | order["folder"].isna())
-    kept = order.index[run]
-    done = set(
-        map(repr, keys.loc[kept, same].astype(object).where(lambda each: each.notna(), None).values.tolist())
-    )
-    open_ = keys[~ended]
-    names = open_[same].astype(object).where(lambda each: each.notna(), None).values.tolist()
-    still = [index for index, name in zip(open_.index, names, strict=True) if repr(name) not in done]
-    return table.loc[sorted([*kept, *still])]
+    ended = jobs[jobs["state"].isin(ENDED)].sort_values(["began", "run"], na_position="first", kind="stable")
+    ended = ended.drop_duplicates([*same, *DATA_COLUMNS], keep="last")
+    others = jobs[~jobs["state"].isin(ENDED)]
+    replaced = others[same].merge(ended[same].drop_duplicates(), how="left", indicator="in")["in"] == "both"
+    kept = {*_keys(ended), *_keys(others[~replaced.to_numpy()])}
+    return table[_keys(table).isin(kept)]
+
+
+def _keys(table: pd.DataFrame) -> pd.Series[str]:
+    return table["source"].str.cat(table["run"], sep="\n")

@@ -43,7 +43,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
         path: A file of `write_results`.
 
     Returns:
-        The table of its runs, with the columns of the file and `code`.
+        The table of its runs, with the columns of the file, `code` and `source`.
 
     Raises:
         InputError: The file is missing, cut or not a results file; the message names file and column.
@@ -65,7 +65,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     _check_columns(list(cells.columns), path)
     table = pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
     changes = table["git_diff"].str[:6].radd("+").fillna("")
-    return table.assign(code=table["git"].str[:10] + changes)
+    return table.assign(code=table["git"].str[:10] + changes, source=str(path))
 
 
 def _check_columns(names: list[str], path: Path) -> None:

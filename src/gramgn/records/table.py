@@ -52,8 +52,9 @@ def runs(
       `git_diff`, `torch`.
     - One value per epoch: the columns of metrics.csv. `lr`, `lam`, `alpha` and `alpha_sum` of an epoch are named
       `epoch_lr`, `epoch_lam`, `epoch_alpha` and `epoch_alpha_sum`. A results CSV holds some of them only.
-    - `folder` (absolute; missing for a run from a CSV), `code` (all versions of the code the run went through) and
-      `error` (why it failed, stopped or diverged).
+    - `folder` (absolute; missing for a run from a CSV), `code` (all versions of the code the run went through),
+      `error` (why it failed, stopped or diverged) and `source` (the folder that `run` is relative to, or the CSV).
+      `source` and `run` together identify a run.
 
     Example:
         >>> from gramgn.records import best_alphas, final_loss, loss_grid, runs
@@ -76,7 +77,7 @@ def runs(
     """
     import pandas as pd
 
-    paths = [Path(source) for source in sources]
+    paths = list(dict.fromkeys(Path(source) for source in sources))
     tables = [read_results(path) for path in paths if path.suffix == ".csv"]
     folders = [path.absolute() for path in paths if path.suffix != ".csv"]
     if folders or not tables:
@@ -98,6 +99,7 @@ def _found(
         name = path.name if path == base else path.relative_to(base).as_posix()
         try:
             values, rows = _read(folders[path], name, report)
+            values["source"] = str(base)
         except InputError as error:
             report(f"left out: {error}")
             continue
