@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.errors import InputError, counted  # noqa: E402
-from gramgn.records import ENDED, RUN_KEY, newest, runs, write_results  # noqa: E402
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gramgn.errors import InputError  # noqa: E402
+from gramgn.figures import Shown, read_runs  # noqa: E402
+from gramgn.records import WAITING, write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=Path,
         nargs="+",
         default=[ROOT / "outputs"],
-        help="folders to search for runs, or results files (default: outputs)",
+        help="folders to search for runs (default: outputs)",
     )
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="the CSV file to write, e.g. outputs/results/mine.csv")
@@ -41,12 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.check:
             for path in given.check:
-                print(f"{path}: {summary(runs(path))}")
+                print(f"{path}: {contents(read_runs(path))}")
             return 0
-        table = newest(runs(*given.runs))
-        if not table["state"].isin(ENDED).any():
+        shown = read_runs(*given.runs)
+        if not len(shown.finished):
             raise InputError(
-                f"no finished run under {', '.join(map(str, given.runs))}; make one with make demo or train.py"
+                "these folders hold files of the theory only, which are results files as they are: "
+                "python scripts/theory.py --out outputs/results"
             )
         try:
             given.out.parent.mkdir(parents=True, exist_ok=True)
@@ -54,22 +52,29 @@ def main(arguments: list[str] | None = None) -> int:
             raise InputError(
                 f"cannot make the folder {given.out.parent}: {error.strerror or error}"
             ) from error
-        write_results(table, given.out)
-        print(f"{given.out}: {summary(table)}")
+        rows = shown.rows[shown.rows.state != WAITING]
+        write_results(rows, given.out)
+        print(f"{given.out}: {len(rows)} rows, {contents(shown)}")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def summary(table: pd.DataFrame) -> str:
-    """Return what a table holds, e.g. `"6 rows, 2 runs: 2 of fig1/afad_sgd_bn"`."""
-    jobs = table.drop_duplicates(list(RUN_KEY))
-    names = jobs["sweep"].fillna(jobs["experiment"]).fillna("other runs").value_counts().sort_index()
-    unfinished = int((~jobs["state"].isin(ENDED)).sum())
-    left = f" ({unfinished} unfinished)" if unfinished else ""
-    parts = ", ".join(f"{count} of {name}" for name, count in names.items())
-    return f"{counted(len(table), 'row')}, {counted(len(jobs), 'run')}{left}: {parts}"
+def contents(shown: Shown) -> str:
+    """Return one line that says what a results file holds.
+
+    Args:
+        shown: Its runs.
+    """
+    runs = shown.rows[shown.rows.state != WAITING].drop_duplicates("run")
+    if shown.theory and not len(runs):
+        return f"the theory: {len(shown.theory.runs)} runs, {len(shown.theory.costs)} timed steps"
+    names = runs.sweep.where(runs.sweep != "", runs.experiment).replace("", "other runs")
+    finished = shown.finished.run.nunique()
+    unfinished = f", {len(runs) - finished} unfinished" if len(runs) > finished else ""
+    counts = ", ".join(f"{count} of {name}" for name, count in names.value_counts().sort_index().items())
+    return f"{finished} runs{unfinished}: {counts}"
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -352,43 +350,6 @@ def test_the_same_name_in_two_files_is_two_runs(tmp_path: Path) -> None:
     assert final_loss(table)["loss"].tolist() == [0.3, 0.4]
     assert newest(table)["train_loss"].tolist() == [0.5, 0.3]
     assert len(newest(runs(tmp_path / "x", tmp_path / "x.csv"))) == 2
-
-
-def script(repository: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(repository / "scripts" / "export_results.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_the_command_exports_and_checks(tmp_path: Path, repository: Path) -> None:
-    add(tmp_path / "runs" / "a", [0.5, 0.25])
-    add(tmp_path / "runs" / "b", [0.5], seed=1, state="running")
-    add(tmp_path / "runs" / "c", [0.5]).run_json.write_text("{")
-    out = tmp_path / "new" / "mine.csv"
-    done = script(repository, "--runs", tmp_path / "runs", "--out", out)
-    assert done.stdout == f"{out}: 3 rows, 2 runs (1 unfinished): 2 of lambda_alpha\n"
-    assert done.stderr.startswith("left out: ")
-    again = script(repository, "--check", out)
-    assert (again.returncode, again.stdout) == (0, done.stdout)
-
-
-def test_bad_input_of_the_command_is_one_line(tmp_path: Path, repository: Path) -> None:
-    add(tmp_path / "runs" / "a", [0.5, 0.25])
-    (tmp_path / "file").write_text("mine")
-    for arguments, message in (
-        (("--runs", tmp_path / "none", "--out", tmp_path / "x.csv"), "no finished run under"),
-        (("--runs", tmp_path / "runs", "--out", tmp_path / "file" / "x.csv"), "cannot make the folder"),
-        (("--check", tmp_path / "none.csv"), "there is no results file"),
-    ):
-        done = script(repository, *arguments)
-        assert (done.returncode, done.stdout) == (2, "")
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: ")
-        assert message in line
 
 
 def test_the_page_describes_every_column(repository: Path) -> None:
