@@ -5,8 +5,10 @@ python scripts/prepare_data.py dataset=rsna dataset.root=/data/rsna image_size=3
 python scripts/prepare_data.py dataset=afad archive=/downloads/tarball-lite    # unpacks first
 python scripts/prepare_data.py dataset=rotation dataset.root=/data/hands.npz
 python scripts/prepare_data.py dataset=rsna_synthetic        # draws its images itself
+python scripts/prepare_data.py dataset=rsna_synthetic --check    # hashes every byte of the prepared set
 
-The keys are those of train.py's ``dataset`` group. May be interrupted and run again at any time.
+The keys are those of train.py's `dataset` group. It may be interrupted and run again at any time. A start of a run
+compares sizes and times of the prepared files only; `--check` compares their bytes with what was written.
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ from gramgn.app import absolute, build_dataset, prepare_config, report_errors, s
 from gramgn.data import AFAD, unpack_afad  # noqa: E402
 from gramgn.errors import ConfigError  # noqa: E402
 
+CHECK = "--check"
+
 
 def main(overrides: list[str]) -> None:
-    """Prepare the data set that the overrides of ``conf/prepare.yaml`` choose; exits with 2 on bad input."""
+    """Prepare the data set that the overrides of `conf/prepare.yaml` choose; exits with 2 on bad input."""
     if {"-h", "--help"} & set(overrides):
         print(__doc__)
         return
     set_repository(ROOT)
     with report_errors(config_name="prepare"):
-        config = prepare_config(overrides)
+        config = prepare_config([override for override in overrides if override != CHECK])
         dataset = build_dataset(config["dataset"])
+        if CHECK in overrides:
+            print(f"every byte is as it was written: {dataset.verify(config['image_size'])}")
+            return
         if config["archive"] is not None:
             if type(dataset) is not AFAD:
                 raise ConfigError("archive=... unpacks the parts of AFAD: use it with dataset=afad")

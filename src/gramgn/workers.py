@@ -75,8 +75,8 @@ def map_in_processes(
             yield running.popleft().result()
     except BrokenProcessPool as error:
         raise DataError(
-            f"{died} Out of memory? Then use dataset.workers=1. Called from your own script? Then its code "
-            "must stand under if __name__ == '__main__'. Then run the same command again"
+            f"{died} Out of memory? Use dataset.workers=1. Called from your own script? Put its code under "
+            "if __name__ == '__main__'. Then run the same command again"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -62,6 +62,10 @@ class VectorDataset(ABC):
             f"python train.py dataset={self.name} model=two_layer"
         )
 
+    def verify(self, image_size: int) -> Path:
+        """Reject, as `prepare` does."""
+        return self.prepare(image_size)
+
     def load(self, image_size: int) -> RegressionData:
         """Return the samples; `image_size` has no meaning here."""
         vectors, targets, split, keys = self.samples()
