@@ -18,7 +18,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def writing(folder: Path, option: str, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn an OSError raised while writing below ``folder`` into one DataError.
+    """Turn an OSError raised while writing below `folder` into one DataError.
 
     Args:
         folder: Where the block writes.
@@ -42,7 +42,7 @@ def writing(folder: Path, option: str, needed_bytes: int = 0) -> Iterator[None]:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the free space of the disk that holds ``folder`` or its nearest existing parent."""
+    """Return the free space of the disk that holds `folder` or its nearest existing parent."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -72,7 +72,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Put the finished folder ``new`` in the place of ``target``, which never holds a part of it."""
+    """Put the finished folder `new` in the place of `target`, which never holds a part of it."""
     old = target.with_name(target.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     flush_folder(new)

@@ -63,7 +63,7 @@ def contact_sheet(data: RegressionData, columns: int = 12, rows: int = 8) -> Ima
 
 
 def spread_by_rank(targets: NDArray[np.float64], num: int) -> NDArray[np.intp]:
-    """Return at most ``num`` indices from the smallest target to the largest, evenly spaced by rank."""
+    """Return at most `num` indices from the smallest target to the largest, evenly spaced by rank."""
     order = np.argsort(targets, kind="stable")
     ranks = np.unique(np.round(np.linspace(0, len(order) - 1, min(num, len(order)))).astype(np.intp))
     return order[ranks]
@@ -79,7 +79,8 @@ def save_contact_sheet(data: RegressionData, path: Path, columns: int = 12, rows
         rows: Rows of tiles.
 
     Raises:
-        DataError: No images, a full disk, or a folder that cannot be written.
+        DataError: No images, or a folder that cannot be created.
+        InputError: A full disk, or a folder that cannot be written.
     """
     page = contact_sheet(data, columns, rows)
     with writing(path.parent, "out"):

@@ -77,7 +77,7 @@ class Sphere(VectorDataset):
     def _points(
         self, stream: int, size: int, v: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return points [size, d] and targets [size] of a split, from random numbers of its own."""
+        """Return points [size, d] and targets [size] of a split, from the split's own random numbers."""
         rng = np.random.default_rng([self.seed, stream])
         # A row at a time, so that more points begin with the same ones.
         drawn = rng.standard_normal((size, self.dim + 1))

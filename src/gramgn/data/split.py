@@ -14,12 +14,12 @@ def components(keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str]
     """Join samples of one group or with equal bytes.
 
     Args:
-        keys: ``[N]`` stable keys, sorted.
-        groups: ``[N]`` group (person) of each sample, empty for none.
-        hashes: ``[N]`` hash of each sample's bytes.
+        keys: `[N]` stable keys, sorted.
+        groups: `[N]` group (person) of each sample, empty for none.
+        hashes: `[N]` hash of each sample's bytes.
 
     Returns:
-        ``[N]`` the position of the component's first sample, which has its smallest key.
+        `[N]` the position of the component's first sample, which has its smallest key.
     """
     parent = list(range(len(keys)))
 
@@ -39,9 +39,9 @@ def components(keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str]
 
 
 def assign(key: str, seed: int, *, val_share: float, test_share: float) -> str:
-    """Return the split of the component whose smallest key is ``key``.
+    """Return the split of the component whose smallest key is `key`.
 
-    The first 64 bits of sha256 of ``"<seed>:<key>"`` are read as a number in [0, 1).
+    The first 64 bits of sha256 of `"<seed>:<key>"` are read as a number in [0, 1).
     """
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     share = int.from_bytes(digest[:8], "big") / 2**64
@@ -60,14 +60,14 @@ def split_samples(
     none, so that published sets stay as they are; test goes before val, val before train.
 
     Args:
-        keys: ``[N]`` stable keys, sorted.
-        groups: ``[N]`` group (person) of each sample, empty for none.
-        hashes: ``[N]`` hash of each sample's bytes.
-        official: ``[N]`` binding split of each sample, empty where the rule decides.
+        keys: `[N]` stable keys, sorted.
+        groups: `[N]` group (person) of each sample, empty for none.
+        hashes: `[N]` hash of each sample's bytes.
+        official: `[N]` binding split of each sample, empty where the rule decides.
         seed: Seed of the rule.
 
     Returns:
-        ``[N]`` ``"train"``, ``"val"``, ``"test"``, or ``""`` for a sample that would leak.
+        `[N]` `"train"`, `"val"`, `"test"`, or `""` for a sample that would leak.
     """
     component = components(keys, groups, hashes)
     bound: dict[int, str] = {}

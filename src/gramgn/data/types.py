@@ -22,7 +22,7 @@ class RegressionData:
             or `"1"` for a plain number.
         images: uint8 `[N, C, H, W]` as stored (`C` is 1 for grey), a read-only memory map,
             or an array in memory where `limit` chose some.
-            Vector data, and classes of a user's own, hand over floating-point features `[N, ...]` instead.
+            Vector data and user-defined classes provide floating-point features `[N, ...]` instead.
         targets: float64 `[N]` in `unit`.
         split: `[N]` of `"train"`, `"val"` or `"test"`.
         keys: `[N]` stable names of the samples, the manifest's key.

@@ -74,11 +74,11 @@ class Tubular:
     Attributes:
         start: End that lies nearer to the body, in pixels.
         end: Other end.
-        half_start: Half width at ``start``, in pixels.
-        half_end: Half width at ``end``, in pixels.
+        half_start: Half width at `start`, in pixels.
+        half_end: Half width at `end`, in pixels.
         waist: Narrowest width of the shaft as a share of the ends.
         growth: The epiphysis.
-        at_start: Whether the epiphysis is at ``start``.
+        at_start: Whether the epiphysis is at `start`.
     """
 
     start: Point
@@ -96,8 +96,8 @@ class Block:
 
     Attributes:
         centre: Its middle in pixels.
-        direction: Unit direction of ``u``.
-        half_u: Half its length along ``u``, in pixels.
+        direction: Unit direction of `u`.
+        half_u: Half its length along `u`, in pixels.
         half_v: Half its width, in pixels.
         corner: Radius of its corners, in pixels.
     """
@@ -122,10 +122,10 @@ def joints(ray: Ray, hand: Hand, name: str) -> list[tuple[float, float]]:
 
 
 def draw_bones(layer: Floats, hand: Hand, rng: np.random.Generator) -> None:
-    """Add all bones that have ossified to ``layer``.
+    """Add all bones that have ossified to `layer`.
 
     Args:
-        layer: Bone density ``[H, W]`` in [0, 1], changed in place.
+        layer: Bone density `[H, W]` in [0, 1], changed in place.
         hand: The hand to draw.
         rng: Source of each bone's own variation (maturation and shape).
     """
@@ -165,7 +165,7 @@ def draw_bones(layer: Floats, hand: Hand, rng: np.random.Generator) -> None:
 
 
 def _kind(index: int, num_bones: int) -> str:
-    """Return the growth table's name of the ``index``-th bone of a ray; the thumb has no middle phalanx."""
+    """Return the growth table's name of the `index`-th bone of a ray; the thumb has no middle phalanx."""
     if index == 0:
         return "metacarpal"
     return "distal" if index == num_bones - 1 else PHALANGES[index - 1]
@@ -230,7 +230,7 @@ def _growth(growth: Growth, hand: Hand, rng: np.random.Generator) -> tuple[float
 
 
 def _draw_shaft(layer: Floats, span: tuple[float, float], bone: Tubular, hand: Hand) -> None:
-    """Add the shaft from ``span[0]`` to ``span[1]`` along the axis: flared ends, a waist, a bright cortex."""
+    """Add the shaft from `span[0]` to `span[1]` along the axis: flared ends, a waist, a bright cortex."""
     reach = max(bone.half_start, bone.half_end) + 2 * hand.softness
     win = window(layer.shape, bone.start, bone.end, reach)
     if win is None:
@@ -249,7 +249,7 @@ def _draw_shaft(layer: Floats, span: tuple[float, float], bone: Tubular, hand: H
 
 
 def _add(target: Floats, d: Floats, softness: float, *, cortex: float, core: float) -> None:
-    """Lay a bone over what is there: full density at its surface, ``core`` deeper than ``cortex``."""
+    """Lay a bone over what is there: full density at its surface, `core` deeper than `cortex`."""
     shell = clipped(1 + d * np.float32(1 / max(cortex, 0.7)))
     density = coverage(d, softness) * (np.float32(core) + np.float32(1 - core) * shell)
     target += density * (1 - target)

@@ -40,7 +40,7 @@ class Person:
         skin: Colour of the skin.
         hair: Colour of the hair.
         cloth: Colour of the clothes.
-        long_hair: Whether the hair falls beside the face.
+        long_hair: Whether the hair falls along the face.
         fringe: Length of the fringe, 0 for none.
         width: Factor on the width of the face.
         height: Factor on its height.
@@ -103,7 +103,7 @@ def make_person(apparent_age: float, male: bool, rng: np.random.Generator) -> Pe
 def draw_face(person: Person, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Take one photo of a person.
 
-    The size of the picture and of the face in it depend on nothing but ``rng``.
+    The size of the picture and of the face in it depend on nothing but `rng`.
 
     Args:
         person: Who is on it.
@@ -111,7 +111,7 @@ def draw_face(person: Person, rng: np.random.Generator) -> NDArray[np.uint8]:
             noise.
 
     Returns:
-        A square RGB picture ``[side, side, 3]`` with a side of 60 to 200 pixels.
+        A square RGB picture `[side, side, 3]` with a side of 60 to 200 pixels.
     """
     side = int(rng.integers(SIDE[0], SIDE[1] + 1))
     image = np.empty((3, side, side), np.float32)
@@ -195,7 +195,7 @@ def _draw_features(sketch: Sketch, person: Person, turn: float, smile: float) ->
 
 
 def _draw_eye(sketch: Sketch, person: Person, x: float, opening: float, side: int) -> None:
-    """Paint one eye, its lid and its brow; ``side`` is -1 for the picture's left."""
+    """Paint one eye, its lid and its brow; `side` is -1 for the picture's left."""
     y, half_x, half_y = -0.06, 0.115, 0.62 * opening
     tilt = side * person.eye_tilt
     scale = sketch.scale

@@ -40,7 +40,7 @@ def draw_hand(age_months: float, male: bool, rng: np.random.Generator) -> NDArra
         rng: Source of everything else: frame, pose, each bone's variation, exposure, noise.
 
     Returns:
-        Grey values ``[H, W]``; the long side has 160 to 256 pixels.
+        Grey values `[H, W]`; the long side has 160 to 256 pixels.
     """
     shape = _frame(rng)
     hand = _pose(age_months / 12.0, male, shape, rng)
@@ -80,7 +80,7 @@ def _pose(age: float, male: bool, shape: tuple[int, int], rng: np.random.Generat
 
 
 def _draw_tissue(layer: Floats, hand: Hand, rng: np.random.Generator) -> None:
-    """Lay fingers, palm and forearm into ``layer`` ``[H, W]``; overlapping parts do not add up."""
+    """Lay fingers, palm and forearm into `layer` `[H, W]`; overlapping parts do not add up."""
     chubby = (1.16 - 0.16 * min(1.0, hand.age / 7)) * math.exp(0.05 * float(rng.standard_normal()))
     for name, ray in RAYS.items():
         points = joints(ray, hand, name)
@@ -133,7 +133,7 @@ def _expose(tissue: Floats, bones: Floats, hand: Hand, rng: np.random.Generator)
         _draw_marker(image, tissue, hand, rng)
     if rng.random() < 0.40:
         _collimate(image, tissue, bright, rng)
-    # A bent curve stands for the film's gamma: a parabola through (0, 0) and (1, 1).
+    # A bent curve replaces the film's gamma: a parabola through (0, 0) and (1, 1).
     image = image + np.float32(rng.uniform(-0.35, 0.45)) * image * (1 - np.minimum(image, 1))
     image *= np.float32(rng.uniform(0.85, 1.10))
     image += np.float32(rng.uniform(0.004, 0.016)) * rng.standard_normal(shape, dtype=np.float32)
@@ -141,7 +141,7 @@ def _expose(tissue: Floats, bones: Floats, hand: Hand, rng: np.random.Generator)
 
 
 def _slope(shape: tuple[int, ...], rng: np.random.Generator, strength: float) -> Floats:
-    """Return a linear ramp ``[H, W]`` through 0 in a random direction, at most ``strength`` along an axis."""
+    """Return a linear ramp `[H, W]` through 0 in a random direction, at most `strength` along an axis."""
     down, right = rng.uniform(-strength, strength, size=2)
     y = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None] * np.float32(down)
     return y + np.linspace(-1, 1, shape[1], dtype=np.float32)[None, :] * np.float32(right)

@@ -47,7 +47,7 @@ class HandCase:
         path: File relative to the root of the set.
         number: The id in the label table.
         age: Bone age drawn, in months.
-        label: Bone age as read by the reader, in whole months: ``age`` plus the reader's error.
+        label: Bone age as read by the reader, in whole months: `age` plus the reader's error.
         male: Sex.
     """
 
@@ -68,7 +68,7 @@ class FaceCase:
         path: File relative to the root of the set.
         person: Running number of the person.
         age: The label in years.
-        apparent_age: What is drawn, in years: ``age`` plus the person's own offset.
+        apparent_age: What is drawn, in years: `age` plus the person's own offset.
         male: Sex.
     """
 

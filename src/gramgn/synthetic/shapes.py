@@ -1,14 +1,14 @@
 """Anti-aliased shapes from signed distances, each evaluated only in its own small window of the picture.
 
-A shape's distance is in pixels, negative inside. Coverage is a linear ramp of the distance, ``softness``
+A shape's distance is in pixels, negative inside. Coverage is a linear ramp of the distance, `softness`
 pixels wide: one pixel is a plain anti-aliased edge, more is a blurred one. There is no supersampling
 anywhere.
 
-Array work uses only ``+ - * /``, square roots, comparisons and clipping, which IEEE 754 rounds alike
+Array work uses only `+ - * /`, square roots, comparisons and clipping, which IEEE 754 rounds alike
 everywhere; exponentials and powers, which vector libraries round differently, are left to scalars.
 
-Legend: ``u`` runs along a shape's axis and ``v`` across it, ``d`` is the signed distance, all in pixels and
-float32. Points are ``(x, y)`` in pixels, y pointing down; pixel (row, column) has its centre at (x, y) =
+Legend: `u` runs along a shape's axis and `v` across it, `d` is the signed distance, all in pixels and
+float32. Points are `(x, y)` in pixels, y pointing down; pixel (row, column) has its centre at (x, y) =
 (column, row).
 """
 
@@ -31,8 +31,8 @@ class Window:
     Attributes:
         rows: Rows of the picture.
         cols: Columns of the picture.
-        x: Pixel centres, ``[1, w]``.
-        y: Pixel centres, ``[h, 1]``.
+        x: Pixel centres, `[1, w]`.
+        y: Pixel centres, `[h, 1]`.
     """
 
     rows: slice
@@ -41,7 +41,7 @@ class Window:
     y: Floats
 
     def of(self, layer: Floats) -> Floats:
-        """Return the view of ``layer`` (``[..., H, W]``) that this window covers."""
+        """Return the view of `layer` (`[..., H, W]`) that this window covers."""
         return layer[..., self.rows, self.cols]
 
 
@@ -49,8 +49,8 @@ def window(shape: tuple[int, int], low: Point, high: Point, margin: float = 0.0)
     """Return the window around a box, or None where the box lies outside the picture.
 
     Args:
-        shape: ``(H, W)`` of the picture.
-        low: Smallest x and y of the box; ``low`` and ``high`` may be given in any order per axis.
+        shape: `(H, W)` of the picture.
+        low: Smallest x and y of the box; `low` and `high` may be given in any order per axis.
         high: Largest x and y of the box.
         margin: Pixels added on every side.
     """
@@ -66,14 +66,14 @@ def window(shape: tuple[int, int], low: Point, high: Point, margin: float = 0.0)
 
 
 def whole(shape: tuple[int, int]) -> Window:
-    """Return the window that is the whole picture of ``(H, W)`` pixels."""
+    """Return the window that is the whole picture of `(H, W)` pixels."""
     found = window(shape, (0, 0), (shape[1] - 1, shape[0] - 1))
     assert found is not None
     return found
 
 
 def axes(win: Window, origin: Point, direction: Point) -> tuple[Floats, Floats]:
-    """Return ``u, v`` (each ``[h, w]``): coordinates from ``origin`` along a unit direction and across it."""
+    """Return `u, v` (each `[h, w]`): coordinates from `origin` along a unit direction and across it."""
     dx, dy = direction
     u = (win.x - np.float32(origin[0])) * np.float32(dx) + (win.y - np.float32(origin[1])) * np.float32(dy)
     v = (win.x - np.float32(origin[0])) * np.float32(-dy) + (win.y - np.float32(origin[1])) * np.float32(dx)
@@ -81,28 +81,28 @@ def axes(win: Window, origin: Point, direction: Point) -> tuple[Floats, Floats]:
 
 
 def unit(start: Point, end: Point) -> tuple[Point, float]:
-    """Return the unit direction from ``start`` to ``end`` and the distance in pixels."""
+    """Return the unit direction from `start` to `end` and the distance in pixels."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = max(math.hypot(dx, dy), 1e-6)
     return (dx / length, dy / length), length
 
 
 def clipped(values: Floats) -> Floats:
-    """Return the values limited to [0, 1]; on small arrays half the time of ``np.clip``."""
+    """Return the values limited to [0, 1]; on small arrays half the time of `np.clip`."""
     return np.minimum(np.maximum(values, 0), 1)
 
 
 def coverage(d: Floats, softness: float) -> Floats:
-    """Return how much of each pixel lies inside, in [0, 1]: a ramp ``softness`` pixels wide around d = 0."""
+    """Return how much of each pixel lies inside, in [0, 1]: a ramp `softness` pixels wide around d = 0."""
     return clipped(np.float32(0.5) - d * np.float32(1.0 / softness))
 
 
 def box_distance(across: Floats, along: Floats, corner: float | Floats) -> Floats:
-    """Return the distance of a rounded box from the distances ``|v| - half_width`` and ``|u| - half_length``.
+    """Return the distance of a rounded box from the distances `|v| - half_width` and `|u| - half_length`.
 
     Args:
-        across: Distance over the long sides, ``[h, w]``.
-        along: Distance over the short sides, ``[h, w]``.
+        across: Distance over the long sides, `[h, w]`.
+        along: Distance over the short sides, `[h, w]`.
         corner: Radius of the corners; half the width gives a stadium or an ellipse-like blob.
     """
     a, b = across + corner, along + corner
@@ -121,18 +121,18 @@ def ellipse_distance(u: Floats, v: Floats, half_u: float, half_v: float) -> Floa
 
 
 def cone_distance(u: Floats, v: Floats, length: float, radius0: float, radius1: float) -> Floats:
-    """Return the distance of a capsule whose radius goes linearly from ``radius0`` (u = 0) to ``radius1``."""
+    """Return the distance of a capsule whose radius goes linearly from `radius0` (u = 0) to `radius1`."""
     share = clipped(u * np.float32(1 / length))
     past = u - share * np.float32(length)
     return np.sqrt(past * past + v * v) - (np.float32(radius0) + share * np.float32(radius1 - radius0))
 
 
 def arc_distance(u: Floats, v: Floats, half_length: float, bend: float, half_width: float) -> Floats:
-    """Return the distance of a tapered stroke along the parabola ``v = bend (u / half_length)^2``.
+    """Return the distance of a tapered stroke along the parabola `v = bend (u / half_length)^2`.
 
     Args:
-        u: Coordinate along the chord, 0 in the middle, ``[h, w]``.
-        v: Coordinate across it, ``[h, w]``.
+        u: Coordinate along the chord, 0 in the middle, `[h, w]`.
+        v: Coordinate across it, `[h, w]`.
         half_length: Half of the chord, in pixels.
         bend: How far the ends lie from the middle, in pixels.
         half_width: Half the width of the stroke in its middle, in pixels.
@@ -146,17 +146,17 @@ def arc_distance(u: Floats, v: Floats, half_length: float, bend: float, half_wid
 
 
 def smoothstep(value: float) -> float:
-    """Return 0 below 0, 1 above 1 and ``3 x^2 - 2 x^3`` between."""
+    """Return 0 below 0, 1 above 1 and `3 x^2 - 2 x^3` between."""
     x = min(max(value, 0.0), 1.0)
     return x * x * (3 - 2 * x)
 
 
 def soft_noise(rng: np.random.Generator, shape: tuple[int, int], cells: int) -> Floats:
-    """Return slowly varying noise ``[H, W]``: standard normal values on a grid, linear in between.
+    """Return slowly varying noise `[H, W]`: standard normal values on a grid, linear in between.
 
     Args:
         rng: Source of the grid's values.
-        shape: ``(H, W)``.
+        shape: `(H, W)`.
         cells: Grid cells along each side.
     """
     grid = rng.standard_normal((cells + 1, cells + 1), dtype=np.float32)
@@ -167,7 +167,7 @@ def soft_noise(rng: np.random.Generator, shape: tuple[int, int], cells: int) -> 
 
 
 def _between(size: int, cells: int) -> tuple[NDArray[np.intp], Floats]:
-    """Return the lower grid index and the share of the way to the next one, for each of ``size`` pixels."""
+    """Return the lower grid index and the share of the way to the next one, for each of `size` pixels."""
     place = np.arange(size, dtype=np.float32) * np.float32(cells / size)
     low = place.astype(np.intp)
     return low, place - low.astype(np.float32)

@@ -28,11 +28,11 @@ Distance = Callable[[Floats, Floats], Floats]
 class Sketch:
     """A picture and the place, size and tilt of the drawing in it.
 
-    In the drawing's coordinates x grows to the right and y downwards, 1 is ``scale`` pixels, and the origin
+    In the drawing's coordinates x grows to the right and y downwards, 1 is `scale` pixels, and the origin
     is the middle of the face.
 
     Attributes:
-        image: Colours ``[3, H, W]`` in [0, 1], painted in place.
+        image: Colours `[3, H, W]` in [0, 1], painted in place.
         origin: Pixel of the drawing's origin, (x, y).
         scale: Pixels per unit.
         angle: Tilt of the whole drawing in radians, clockwise.
@@ -61,13 +61,13 @@ class Sketch:
     def local(
         self, x: float, y: float, reach: float, tilt: float = 0.0
     ) -> tuple[Window, Floats, Floats] | None:
-        """Return the window around a point with pixel offsets ``u`` (right) and ``v`` (down) from it.
+        """Return the window around a point with pixel offsets `u` (right) and `v` (down) from it.
 
         Args:
             x: Middle of the window.
             y: Middle of the window.
             reach: Half its side, in units.
-            tilt: Turn of ``u`` and ``v`` against the drawing, in degrees clockwise.
+            tilt: Turn of `u` and `v` against the drawing, in degrees clockwise.
         """
         centre = self.place(x, y)
         win = window(self.shape, centre, centre, reach * self.scale + self.softness)
@@ -78,13 +78,13 @@ class Sketch:
         return win, u, v
 
     def paint(self, win: Window, cover: Floats, colour: Colour, strength: float = 1.0) -> None:
-        """Mix a colour into the picture where ``cover`` (``[h, w]`` in [0, 1]) says."""
+        """Mix a colour into the picture where `cover` (`[h, w]` in [0, 1]) says."""
         target = win.of(self.image)
         cover = cover * np.float32(strength)
         target += cover * (np.array(colour, np.float32)[:, None, None] - target)
 
     def shade(self, win: Window, cover: Floats, factor: float | Colour) -> None:
-        """Multiply the picture by a factor (one a channel, or one for all) where ``cover`` says."""
+        """Multiply the picture by a factor (one a channel, or one for all) where `cover` says."""
         factors = np.broadcast_to(np.asarray(factor, np.float32), (3,))
         target = win.of(self.image)
         target *= 1 + cover * (factors[:, None, None] - 1)
