@@ -312,7 +312,8 @@ def _histogram(manifest: pd.DataFrame) -> dict[str, dict[str, int]]:
 
 def _duplicates(table: pd.DataFrame) -> dict[str, Any]:
     """Count samples with equal bytes, and those among them whose targets differ."""
-    same = [group for _, group in table.groupby("sha256", sort=False) if len(group) > 1]
+    copies = table[table.duplicated("sha256", keep=False)]
+    same = [group for _, group in copies.groupby("sha256", sort=False)]
     conflicting = [group for group in same if group["target"].nunique() > 1]
     return {
         "samples": sum(map(len, same)),
