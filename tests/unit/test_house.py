@@ -46,7 +46,7 @@ ONLY_IN = {
     "matplotlib": ("src/gramgn/figures/",),
     "pandas": tuple(
         f"src/gramgn/{room}/"
-        for room in ("records", "tracking", "figures", "report", "data", "app", "theory")
+        for room in ("records", "sweep", "tracking", "figures", "report", "data", "app", "theory")
     ),
     "PIL": ("src/gramgn/data/", "src/gramgn/synthetic/", "scripts/"),
     "scipy": ("src/gramgn/theory/",),

@@ -3,6 +3,7 @@
 
 # torch's optimizers import its compiler, whether or not it is used.
 import hydra.utils
+import pandas
 import torch._dynamo
 import torch._inductor
 import torch.utils.serialization
