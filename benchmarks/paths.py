@@ -184,7 +184,7 @@ def captured_ours(problem: Problem, lr: float, variant: str) -> Prepared:
     """Our step from captured graphs: forward to Gram in one, update in the other, the solve between them."""
     model, x = problem.copied(channels_last=problem.shape.pixels is not None)
     optimizer = GramGaussNewton(model, lr=lr, lam=LAM, alpha=ALPHA, damping_convention="mean")
-    step = optimizer.capture(lambda x, y: model(x) - y, x, problem.y)
+    step = optimizer.experimental_capture(lambda x, y: model(x) - y, x, problem.y)
     return Prepared(lambda: step(x, problem.y), model)
 
 

@@ -58,7 +58,7 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
         ({"engine": {"chunk_sise": 2}}, "engine has no 'chunk_sise': did you mean 'chunk_size'?"),
         ({"engine": {"low_memory": True, "chunk_size": 2}}, "chunk_size can bound nothing"),
         ({"engine": {"low_memory": True}, "loss": "cross_entropy"}, "needs one residual per sample"),
-        ({"engine": {"conv_path": "fast"}}, "conv_path must be one of 'static', 'probe', got 'fast'"),
+        ({"engine": {"conv_path": "fast"}}, "conv_path must be one of 'static', 'probe', "),
         (
             {"engine": {"jacobian_dtype": "float16"}},
             "jacobian_dtype must be None or 'bfloat16', got 'float16'",
@@ -74,7 +74,7 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
         ({"damping_warmup_factor": 0.5}, "damping_warmup_factor must be a finite number >= 1, got 0.5"),
         ({"max_step_norm": 0.0}, "max_step_norm must be a finite number > 0"),
         ({"line_search": "wolfe"}, "line_search must be None, 'armijo', a gramgn.optim.Armijo or a mapping"),
-        ({"line_search": Armijo(), "adaptive_damping": LevenbergMarquardt()}, "take one of them"),
+        ({"line_search": Armijo(), "adaptive_damping": LevenbergMarquardt()}, "choose one of them"),
         ({"line_search": {"shrinks": 0.5}}, "line_search has no 'shrinks': did you mean 'shrink'?"),
         ({"line_search": {"c": 1.0}}, "line_search.c must be a finite number > 0 and < 1, got 1.0"),
         ({"line_search": {"max_tries": 0}}, "line_search.max_tries must be a whole number of at least 1"),

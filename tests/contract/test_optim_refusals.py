@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetBN
-from gramgn.optim import LoopEngine, SquaredError, Trained, VmapEngine
+from gramgn.optim import BlockLinearisation, LoopEngine, SquaredError, Trained, VmapEngine
 
 X, Y = torch.linspace(-1, 1, 24).reshape(8, 3), torch.linspace(0, 1, 8)
 
@@ -328,7 +328,7 @@ def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest
     ):
         built(model, engine="vmap").step(lambda: model(x))
     monkeypatch.undo()
-    monkeypatch.setattr("gramgn.optim.gram.BlockLinearisation.gram", exhausted)
+    monkeypatch.setattr(BlockLinearisation, "gram", exhausted)
     with pytest.raises(torch.OutOfMemoryError, match=r"about 4 MiB for 4 samples \(64 rows\)"):
         built(model, engine="vmap").step(lambda: model(x))
 

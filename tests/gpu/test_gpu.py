@@ -75,7 +75,7 @@ def test_captured_steps_equal_eager_ones(options: dict) -> None:
     optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, damping_convention="mean", **options)
     other, eager = copy.deepcopy((model, optimizer))
     inputs, targets = (tensor.cuda() for tensor in fixed_batch())
-    step = optimizer.capture(lambda x, y: model(x) - y, inputs, targets)
+    step = optimizer.experimental_capture(lambda x, y: model(x) - y, inputs, targets)
     for scale in (1.0, 0.5, -1.0):
         info = step(scale * inputs, targets)
         expected = eager.step(lambda scale=scale: other(scale * inputs) - targets)

@@ -163,7 +163,7 @@ class NoFloat64OnMeta(TorchDispatchMode):
 
 
 def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T20: for MPS, G and the solve are on the CPU in float64, with a note."""
+    """T20: for MPS, G and the solve are on the CPU in float64."""
     assert float64_home(torch.device("mps", 0)) == torch.device("cpu")
     assert float64_home(torch.device("cuda", 0)) == torch.device("cuda", 0)
     with pytest.warns(UserWarning, match="mps has no float64"):

@@ -1,20 +1,27 @@
-"""The Gram-Gauss-Newton optimizer, usable alone: it needs torch and nothing else of this package but `damping`.
+"""The Gram-Gauss-Newton optimizer; it needs torch and, of this package, only `gramgn.damping`.
 
-"GGN" means *Gram*-Gauss-Newton here; elsewhere it often stands for the *generalized* Gauss-Newton matrix. To
-add a way of forming the Jacobian: one new module that fulfils ``gram.Engine``, one name in
-``engines.py``.
+"GGN" means *Gram*-Gauss-Newton here; elsewhere it often stands for the *generalized* Gauss-Newton matrix. Where to find
+what:
+
+- `algorithm`: Algorithm 1 of the paper, and how momentum, weight decay and parameter groups generalise it
+- `gram`: the Jacobian J and the Gram matrix G = J J^T, the protocol that every engine fulfils
+- `solve`: (lam G + damping I) u = r
+- `spring`: SPRING momentum and weight decay inside the solve, one shift
+- `ggn`: the optimizer itself; `settings`, `state`, `info`: its hyper-parameters, `state_dict` and `StepInfo`
+- `engines`, `stream`, `vmap`: how J is formed; `closure`: how the user's closure is called
+- `losses`; `acceptance`: Levenberg-Marquardt and Armijo; `guards`: what is rejected; `runtime`: torch and the machine
 """
 
-from gramgn.optim._adaptive import LevenbergMarquardt
-from gramgn.optim._gram_gauss_newton import GramGaussNewton
-from gramgn.optim._info import SolveError, StepInfo
-from gramgn.optim._line_search import Armijo
+from gramgn.optim.acceptance import Armijo, LevenbergMarquardt
 from gramgn.optim.closure import Trained
 from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap, make_engine
+from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
 from gramgn.optim.guards import note_device
+from gramgn.optim.info import StepInfo
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
-from gramgn.optim.runtime import float64_home, is_out_of_memory, jacobian_eps
+from gramgn.optim.runtime import float64_home, full_precision_products, is_out_of_memory, jacobian_eps
+from gramgn.optim.solve import Solution, SolveError, solve_system
 from gramgn.optim.vmap import VmapEngine
 
 __all__ = [
@@ -29,6 +36,7 @@ __all__ = [
     "LoopEngine",
     "Loss",
     "Reading",
+    "Solution",
     "SolveError",
     "SquaredError",
     "StepInfo",
@@ -37,8 +45,10 @@ __all__ = [
     "Vmap",
     "VmapEngine",
     "float64_home",
+    "full_precision_products",
     "is_out_of_memory",
     "jacobian_eps",
     "make_engine",
     "note_device",
+    "solve_system",
 ]

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._checks import check_choice, check_flag, check_keys
 from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
-from gramgn.optim.stream import StreamEngine
+from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
+from gramgn.optim.stream import CONV_PATHS, StreamEngine
 from gramgn.optim.vmap import VmapEngine
 
 JACOBIAN_DTYPES = {"bfloat16": torch.bfloat16}
@@ -32,8 +32,8 @@ class Stream:
         chunk_size: The number of samples whose Jacobian is formed at a time, which bounds the activations that are
             held; `"auto"`: as many as fit into a quarter of the memory that is free at the first step; None
             (default): the whole batch. Results agree to rounding.
-        conv_path: How the blocks of convolutions are formed: `"static"` (default), by a committed rule, or
-            `"probe"`, by timing, with the choices kept in `state_dict`.
+        conv_path: How the blocks of convolutions are formed: `"static"` (default), by a committed rule;
+            `"probe"`, by timing, with the choices kept in `state_dict`; or the name of one way.
         low_memory: Hold no J and form J^T u by a second backward pass; default False. Needs one residual per sample,
             and excludes `chunk_size`.
         jacobian_dtype: None (default), or `"bfloat16"` to form J by autocast; G is not shortened.
@@ -49,11 +49,11 @@ class Stream:
     jacobian_dtype: str | torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        check_choice("conv_path", self.conv_path, ("static", "probe"))
+        check_choice("conv_path", self.conv_path, CONV_PATHS)
         check_flag("low_memory", self.low_memory)
         self._dtype()
-        if self.chunk_size != "auto":
-            _check_chunk_size(self.chunk_size, "None, 'auto'")
+        if self.chunk_size not in (None, "auto"):
+            check_whole("chunk_size", self.chunk_size, least=1, others="None, 'auto' or ")
         if self.low_memory and self.chunk_size is not None:
             raise ValueError(
                 "low_memory=True keeps the graph of the whole batch, so chunk_size can bound nothing: set "
@@ -94,7 +94,8 @@ class Vmap:
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        _check_chunk_size(self.chunk_size, "None")
+        if self.chunk_size is not None:
+            check_whole("chunk_size", self.chunk_size, least=1, others="None or ")
 
     def build(self) -> Engine:
         """Return an engine with these options."""
@@ -156,12 +157,6 @@ def make_engine(given: Any) -> Engine:
         ValueError: See `engine_options`.
     """
     return engine_options(given).build()
-
-
-def _check_chunk_size(chunk_size: Any, others: str) -> None:
-    whole = isinstance(chunk_size, int) and not isinstance(chunk_size, bool) and chunk_size >= 1
-    if chunk_size is not None and not whole:
-        raise ValueError(f"chunk_size must be {others} or a whole number of at least 1, got {chunk_size!r}")
 
 
 class LoopEngine:

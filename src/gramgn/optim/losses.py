@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gramgn.optim.settings import check_choice
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -196,3 +198,12 @@ LOSSES: dict[str, type[SquaredError] | type[CrossEntropy]] = {
     "squared_error": SquaredError,
     "cross_entropy": CrossEntropy,
 }
+
+
+def make_loss(name: Any) -> Loss:
+    """Return the loss called `name`.
+
+    Raises:
+        ValueError: There is no such loss.
+    """
+    return LOSSES[check_choice("loss", name, tuple(LOSSES))]()

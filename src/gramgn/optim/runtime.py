@@ -1,4 +1,4 @@
-"""Precision, random numbers, memory and profiling: what a step needs to know of torch and the machine.
+"""Precision, norms, random numbers, memory and profiling: what a step needs of torch and the machine.
 
 The Gram matrix spans many decades and its small end decides the step, so reduced precision (TF32, bfloat16) in
 products of J is never silent: it is switched off here. J itself is formed as the user's flags say. Its blocks are
@@ -7,8 +7,9 @@ multiplied in float32 (float64 for float64 networks); their products are summed,
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,48 @@ def probe_weights(num_rows: int, device: torch.device) -> Tensor:
     """
     dtype = torch.float64 if float64_home(device) == device else torch.float32
     return 1 + (torch.arange(num_rows, dtype=dtype, device=device) * 0.618034) % 1
+
+
+def norms(tensors: Sequence[Tensor]) -> list[float]:
+    """Return the Euclidean norm of each tensor; not finite where an entry is not.
+
+    Squares are summed in float32 or better. Where they overflow, the entries are scaled first.
+    """
+    several = torch.stack(torch._foreach_norm(list(tensors), 2, dtype=_sum_dtype(tensors))).tolist()
+    return [
+        norm if math.isfinite(norm) else _scaled_norm(tensor)
+        for norm, tensor in zip(several, tensors, strict=True)
+    ]
+
+
+def inner_products(left: Sequence[Tensor], right: Sequence[Tensor]) -> list[float]:
+    """Return the inner product of each pair of tensors of one shape, summed in float32 or better."""
+    dtype = _sum_dtype(left)
+    pairs = zip(left, right, strict=True)
+    products = [torch.dot(a.flatten().to(dtype), b.flatten().to(dtype)) for a, b in pairs]
+    return torch.stack(products).tolist()
+
+
+def by_group(values: Sequence[float], groups: Sequence[int], num_groups: int) -> list[list[float]]:
+    """Return the values of each group."""
+    of_group: list[list[float]] = [[] for _ in range(num_groups)]
+    for value, group in zip(values, groups, strict=True):
+        of_group[group].append(value)
+    return of_group
+
+
+def _scaled_norm(tensor: Tensor) -> float:
+    largest = float(tensor.abs().max())
+    if not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(tensor / largest, dtype=_sum_dtype([tensor])))
+
+
+def _sum_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
 
 
 def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callable[[], Tensor]) -> int:

@@ -164,13 +164,13 @@ def _captured_steps(
     Called once, before the first step and off the clock of training, with one batch of each shape.
 
     Raises:
-        ConfigError: The optimizer has no `capture`, or cannot capture what it was built with.
+        ConfigError: The optimizer has no `experimental_capture`, or cannot capture what it was built with.
     """
-    capture = getattr(optimizer, "capture", None)
+    capture = getattr(optimizer, "experimental_capture", None)
     if capture is None:
         raise ConfigError(
-            f"trainer.compile=true: {type(optimizer).__name__} offers no captured steps (a method 'capture'); "
-            "use trainer.compile=false"
+            f"trainer.compile=true: {type(optimizer).__name__} offers no captured steps (a method "
+            "'experimental_capture'); use trainer.compile=false"
         )
     try:
         return {

@@ -1,8 +1,8 @@
-"""A step whose device work is two CUDA graphs: forward to Gram matrix, and J^T u. The solve between is eager.
+"""Experimental: a step whose work on the device is two CUDA graphs, forward to Gram matrix, and J^T u.
 
-A graph replays kernels on fixed memory: the inputs are copied into tensors that are held here, and what Python
-decides during the capture is decided for good. So a user's own closure is never captured, only a function of
-tensors that was handed over for that.
+The solve between them is eager. A graph replays kernels on fixed memory: the inputs are copied into tensors that are
+held here, and what Python decides during the capture is decided for good. So the user's closure is never captured, only
+a function of tensors that was passed for that purpose.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim._info import StepInfo
 from gramgn.optim.closure import Closure, Trained
+from gramgn.optim.ggn import GramGaussNewton
+from gramgn.optim.guards import check_batch_statistics, check_modes
+from gramgn.optim.info import StepInfo
 from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.runtime import explained_out_of_memory
 from gramgn.optim.stream import StreamEngine, StreamLinearisation
 
 T = TypeVar("T")
 WARM_UP = 3
-"""Runs before the capture: libraries choose kernels and allocate, and the network is checked."""
+"""Number of runs before the capture: libraries choose kernels and allocate, and the network is checked."""
 
 
 class Captured(Protocol[T]):
-    """Device work that can be done again on the same memory."""
+    """Work on the device that can be repeated on the same memory."""
 
     result: T
 
     def replay(self) -> None:
-        """Do it again; the tensors of ``result`` hold the new values."""
+        """Repeat it; the tensors of `result` then hold the new values."""
 
 
 class CudaGraph(Generic[T]):
     """A function captured as a CUDA graph.
 
     Args:
-        function: Does device work on fixed tensors, and no transfer to the host.
+        function: Works on fixed tensors of the device, without a transfer to the host.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -68,10 +71,9 @@ class CapturedEngine:
     """The streaming engine on fixed inputs.
 
     Args:
-        engine: Gives the options; its memory is not used.
+        engine: The engine whose options are used, but not its memory.
         residuals: The closure, as a function of the inputs.
         example: Inputs of the shapes, dtypes and device to come.
-        capture: Makes the graphs.
     """
 
     def __init__(
@@ -79,24 +81,23 @@ class CapturedEngine:
         engine: StreamEngine,
         residuals: Callable[..., Any],
         example: Sequence[Tensor],
-        capture: Callable[[Callable[[], Any]], Captured[Any]] = CudaGraph,
     ) -> None:
         self.inputs = [tensor.detach().clone() for tensor in example]
-        self._engine, self.residuals, self._capture = engine.without_memory(), residuals, capture
+        self._engine, self.residuals = engine.without_memory(), residuals
         self._forward: Captured[StreamLinearisation] | None = None
         self._update: Captured[Update] | None = None
         self._captured_for: Any = None
 
     def prepare(self, model: nn.Module, trained: Trained, loss: Loss) -> None:
         """Capture the two graphs."""
-        self._forward = self._capture(
+        self._forward = CudaGraph(
             lambda: self._engine.linearise(model, trained, lambda: self.residuals(*self.inputs), loss)
         )
         self._update = self._captured_update(trained)
         self._captured_for = _fixed(model, trained)
 
     def linearise(self, model: nn.Module, trained: Trained, _: Closure, loss: Loss) -> CapturedLinearisation:
-        """Replay the first graph on what ``inputs`` hold; see ``Engine``.
+        """Replay the first graph on what `inputs` hold; see `Engine`.
 
         Raises:
             ValueError: Other parameters are trained than when it was captured, or in another mode.
@@ -131,7 +132,7 @@ class CapturedEngine:
             forward.result.add_vjp_(memory.pulled, memory.u, [1.0] * len(memory.pulled))
             return memory
 
-        return self._capture(update)
+        return CudaGraph(update)
 
 
 def _fixed(model: nn.Module, trained: Trained) -> Any:
@@ -174,42 +175,59 @@ class CapturedLinearisation:
             tensor.add_(pulled, alpha=scale)
 
 
-class CapturedClosure:
-    """The closure of a captured step, on the inputs that the graphs read; it brings its own engine.
+def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *example: Tensor) -> CapturedStep:
+    """Capture steps on inputs of fixed shapes in two CUDA graphs: forward to Gram matrix, and J^T u.
+
+    They do the same work without launching every kernel from Python; the solve and everything that is decided by its
+    outcome stays eager. What Python does in the network and in `residuals` is done once, now::
+
+        step = capture(optimizer, lambda x, y: model(x) - y, x, y)
+        info = step(x, y)
 
     Args:
-        engine: The engine.
+        optimizer: The optimizer.
+        residuals: From the inputs to the residuals [b] or [b, k]; calls the model exactly once.
+        *example: Inputs of the shapes and dtypes to come, on the network's device; they are copied.
+
+    Returns:
+        A function of such inputs that takes a step and returns its `StepInfo`.
+
+    Raises:
+        ValueError: The network is not on a CUDA device, or an option cannot be captured: another engine or loss than
+            the default ones, `chunk_size`, `low_memory`.
     """
-
-    def __init__(self, engine: CapturedEngine) -> None:
-        self.engine = engine
-
-    def __call__(self) -> Any:
-        """Call the function that was captured, without a graph: for trial points."""
-        return self.engine.residuals(*self.engine.inputs)
+    trained = optimizer._trained()
+    device = next(iter(trained.params.values())).device
+    engine = check_capturable(optimizer, device)
+    captured = CapturedEngine(engine, residuals, example)
+    check_batch_statistics(optimizer._model)
+    check_modes(device)
+    with explained_out_of_memory(trained.params), torch.enable_grad():
+        captured.prepare(optimizer._model, trained, optimizer._loss)
+    return CapturedStep(optimizer, captured)
 
 
 class CapturedStep:
-    """A step of the optimizer from two CUDA graphs; ``GramGaussNewton.capture`` makes it.
+    """A step of the optimizer that replays two CUDA graphs; `capture` returns it.
 
     Args:
-        step: The optimizer's step.
-        engine: The engine.
+        optimizer: The optimizer.
+        engine: The captured engine.
     """
 
-    def __init__(self, step: Callable[[Closure], StepInfo], engine: CapturedEngine) -> None:
-        self._step, self._closure = step, CapturedClosure(engine)
+    def __init__(self, optimizer: GramGaussNewton, engine: CapturedEngine) -> None:
+        self._optimizer, self._engine = optimizer, engine
 
     def __call__(self, *inputs: Tensor) -> StepInfo:
         """Take one step.
 
         Args:
-            *inputs: Like those that it was captured with.
+            *inputs: Tensors like those that it was captured with.
 
         Raises:
             ValueError: They have other shapes or dtypes, or other parameters are trained than at the capture.
         """
-        own = self._closure.engine.inputs
+        own = self._engine.inputs
         given = [(list(tensor.shape), str(tensor.dtype)) for tensor in inputs]
         expected = [(list(tensor.shape), str(tensor.dtype)) for tensor in own]
         if given != expected:
@@ -219,23 +237,31 @@ class CapturedStep:
             )
         for memory, tensor in zip(own, inputs, strict=True):
             memory.copy_(tensor, non_blocking=True)
-        return self._step(self._closure)
+        optimizer = self._optimizer
+        eager, optimizer._engine = optimizer._engine, self._engine  # type: ignore[assignment]
+        try:
+            # At trial points the function is called without a graph.
+            return optimizer.step(lambda: self._engine.residuals(*own))
+        finally:
+            optimizer._engine = eager
 
 
-def check_capturable(engine: Any, loss: str, device: torch.device) -> StreamEngine:
-    """Return the engine, refusing what cannot be captured.
+def check_capturable(optimizer: GramGaussNewton, device: torch.device) -> StreamEngine:
+    """Return the engine, and reject what cannot be captured.
 
     Raises:
-        ValueError: No CUDA device, another engine, or an option that needs the host in the middle of the work.
+        ValueError: No CUDA device, another engine, or an option that needs the host during the work.
     """
+    engine: Any = optimizer._engine
+    loss = optimizer._options["loss"]
     if device.type != "cuda":
         raise ValueError(f"CUDA graphs need the network on a CUDA device; it is on {device.type}")
     if not isinstance(engine, StreamEngine):
         raise ValueError("only engine='stream' can be captured in CUDA graphs")
     if engine.chunk_size is not None or engine.low_memory:
         raise ValueError(
-            "chunk_size and low_memory cannot be captured in CUDA graphs: set them to None and False, or do "
-            "without capture"
+            "chunk_size and low_memory cannot be captured in CUDA graphs: set them to None and False, or "
+            "use optimizer.step"
         )
     if loss != "squared_error":
         raise ValueError(

@@ -1,0 +1,298 @@
+"""The optimizer: Algorithm 1 of arXiv 1905.11675 as a `torch.optim.Optimizer`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gramgn.optim.acceptance import Armijo, LevenbergMarquardt, Line, Outcome, Trial, make_acceptance
+from gramgn.optim.algorithm import LinearModel, Step, add_step_, linear_model, propose
+from gramgn.optim.closure import Closure, Trained, trainable
+from gramgn.optim.engines import Loop, Stream, Vmap, engine_options
+from gramgn.optim.guards import (
+    check_batch_statistics,
+    check_model,
+    check_modes,
+    check_process,
+    note_device,
+)
+from gramgn.optim.info import WARNINGS, StepInfo, report
+from gramgn.optim.losses import make_loss
+from gramgn.optim.runtime import RandomState, explained_out_of_memory, random_state
+from gramgn.optim.settings import Settings, check_new_group, check_shared, read_settings
+from gramgn.optim.solve import NON_FINITE, STATUSES
+from gramgn.optim.state import DIRECTION, check_state, pack_state
+
+if TYPE_CHECKING:
+    from gramgn.optim.experimental import CapturedStep
+
+COUNTS = ("steps", *STATUSES, "ill_conditioned", "rejected", "given_up")
+
+
+class GramGaussNewton(torch.optim.Optimizer):
+    """Gram-Gauss-Newton: a Gauss-Newton step through the b x b Gram matrix of a mini-batch.
+
+    With residuals r = f - y of b samples, J their Jacobian with respect to the m trainable parameters::
+
+        G = J J^T        u = (lam G + alpha I)^-1 r        w <- w - lr J^T u
+
+    "GGN" means *Gram*-Gauss-Newton here, not the generalized Gauss-Newton matrix. In other words, this is
+    Levenberg-Marquardt with damping alpha / lam and step size 1 / lam. The loss is mean(r^2), without a factor 1/2::
+
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3)
+        for x, y in loader:
+            info = optimizer.step(lambda: model(x) - y)
+
+    `param_groups` hold the hyper-parameters, for `torch.optim.lr_scheduler` and for users; groups may differ in `lr`,
+    `alpha` and `weight_decay`. Gradients (`param.grad`) are neither read nor written. To copy or pickle it, copy or
+    pickle model and optimizer together, `copy.deepcopy((model, optimizer))`. On Apple's MPS, which has no float64, G is
+    summed and the system solved on the CPU. Not part of `state_dict`: model, loss, engine, `adaptive_damping` and
+    `line_search`.
+
+    Args:
+        model: The network. Each output must depend on its own sample only (no batch statistics).
+        params: What to train: parameters of `model`, or parameter groups; None (default): all that require gradients.
+        lr: Step size, the factor of the step, >= 0; default 1, as in the paper, which has none.
+        lam: lambda of the paper, > 0; 1 there.
+        alpha: Damping alpha of the paper, >= 0; 0 for all groups gives the minimum-norm step.
+        damping_convention: What alpha is relative to (see `gramgn.damping`). `"mean"` (default): the mean J J^T / b, as
+            the mean square loss suggests, alpha_sum = alpha b. `"sum"`: the sum J J^T, as the paper prints the
+            formula. `"trace"`: the mean eigenvalue of G, alpha_sum = alpha trace(G) / (b k), after Marquardt (1963),
+            whose damping is relative to the curvature too.
+        loss: `"squared_error"` (default), or `"cross_entropy"`: the closure returns logits [b, k] and labels [b], and
+            the step is d = -(lam C + alpha I)^-1 g with gradient g and generalised Gauss-Newton matrix C of the summed
+            cross-entropy (the paper's future work; Schraudolph 2002).
+        momentum: mu of SPRING (Goldshlager, Abrahamsen and Lin, arXiv 2401.10190), in [0, 1); default 0, 0.9 is
+            recommended. The damping then pulls the step towards mu times the previous one instead of towards 0. Without
+            damping nothing pulls, so alpha = wd = 0 has no momentum.
+        weight_decay: wd >= 0, in the convention of alpha (with `"trace"`: the mean); default 0. The penalty
+            1/2 wd |w + d|^2 is part of the system that is solved.
+        decoupled_weight_decay: Take weight decay out of the system: w <- (1 - lr wd) w before the step, wd as it is
+            (Loshchilov and Hutter 2019); default False.
+        adaptive_damping: None (default), or `LevenbergMarquardt(...)`, with which alpha follows the ratio of actual and
+            predicted decrease; or a mapping of its fields.
+        damping_warmup_steps: Number of initial steps with increased alpha; 0 (default) disables the warm-up.
+        damping_warmup_factor: Factor of alpha in the first step, >= 1, falling geometrically to 1; default 10.
+        max_step_norm: A step lr d whose Euclidean norm over all parameters is larger is scaled to this norm (as SPRING
+            does); None (default): no limit.
+        line_search: None (default), `"armijo"` or `Armijo(...)`: backtracking from lr; or a mapping of its fields.
+        engine: How J is formed. `"stream"` (default) or `Stream(...)`: layer by layer in one backward pass; `"vmap"` or
+            `Vmap(...)`: by `torch.func`; `"loop"` or `Loop()`: one backward pass per row, for tests and unusual
+            networks. Or a mapping of `name` and the fields of these.
+
+    Attributes:
+        counts: The number of `steps` in total, of each status of `StepInfo`, of `ill_conditioned` steps, of tries
+            `rejected` and of steps `given_up`.
+
+    Raises:
+        ValueError: A value is out of range; there is nothing to train, or parameters of another model; parameter groups
+            that do not go together; batch statistics in training mode; a compiled or wrapped model.
+        RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1).
+    """
+
+    takes_model = True
+    """Built from the module itself, with a closure of the residuals: a training loop may ask for this attribute."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: Iterable[Any] | None = None,
+        *,
+        lr: float = 1.0,
+        lam: float,
+        alpha: float,
+        damping_convention: str = "sum",
+        loss: str = "squared_error",
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        adaptive_damping: LevenbergMarquardt | Mapping[str, Any] | None = None,
+        damping_warmup_steps: int = 0,
+        damping_warmup_factor: float = 10.0,
+        max_step_norm: float | None = None,
+        line_search: Armijo | Mapping[str, Any] | str | None = None,
+        engine: str | Stream | Vmap | Loop | Mapping[str, Any] = "stream",
+    ) -> None:
+        check_process()
+        check_model(model)
+        options = engine_options(engine)
+        self._engine = options.build()
+        self._loss = make_loss(loss)
+        if isinstance(options, Stream) and options.low_memory and loss == "cross_entropy":
+            raise ValueError(
+                "low_memory=True needs one residual per sample, and loss='cross_entropy' has one per class: "
+                "set low_memory to False"
+            )
+        self._acceptance = make_acceptance(adaptive_damping, line_search)
+        self._options: dict[str, Any] = {"loss": loss, "acceptance": self._acceptance, "engine": options}
+        self._model = model
+        self._everything = params is None
+        self.counts = dict.fromkeys(COUNTS, 0)
+        if params is None:
+            params = [param for param in model.parameters() if param.requires_grad]
+            if not params:
+                raise ValueError(
+                    f"{type(model).__name__} has no parameter that requires a gradient: nothing to train"
+                )
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lam": lam,
+                "alpha": alpha,
+                "damping_convention": damping_convention,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+                "decoupled_weight_decay": decoupled_weight_decay,
+                "damping_warmup_steps": damping_warmup_steps,
+                "damping_warmup_factor": damping_warmup_factor,
+                "max_step_norm": max_step_norm,
+            },
+        )
+        trained = self._trained()
+        self._settings(trained)
+        device = next(iter(trained.params.values())).device
+        check_modes(device)
+        note_device(device)
+
+    def step(self, closure: Closure) -> StepInfo:  # type: ignore[override]
+        """Take one step on one mini-batch.
+
+        Args:
+            closure: Calls the model exactly once, on the whole batch, and returns the residuals f - y, [b] or [b, k]
+                (for cross-entropy: logits [b, k] and labels [b]). It is called once, and with `adaptive_damping` or
+                `line_search` again per trial point, with the same random numbers of torch. The first tensor that the
+                model is called with holds the samples in its leading dimension; so does every other tensor of that
+                leading size, the rest is shared.
+
+        Returns:
+            What happened. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was changed.
+
+        Raises:
+            ValueError: The closure breaks its contract, or a value in `param_groups` is out of range.
+            RuntimeError: Autocast is on.
+            SolveError: No solution was found; no parameter was changed.
+            torch.OutOfMemoryError: J does not fit; the message holds an estimate and what to lower.
+        """
+        trained = self._trained()
+        settings = self._settings(trained)
+        params = list(trained.params.values())
+        check_batch_statistics(self._model)
+        check_modes(params[0].device)
+
+        before = {} if self._acceptance is None else random_state(params[0].device)
+        with explained_out_of_memory(trained.params), torch.enable_grad():
+            J = self._engine.linearise(self._model, trained, closure, self._loss)
+        with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
+            previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
+            model = linear_model(J, trained, previous, self.counts["steps"] + 1)
+            outcome = self._decide(model, settings, closure, before)
+            if outcome.step.finite and outcome.fraction > 0:
+                add_step_(model, outcome.step, outcome.fraction)
+            self._remember(model, outcome)
+            info = report(model, outcome, self._loss)
+        self._count(info)
+        return info
+
+    def experimental_capture(self, residuals: Callable[..., Tensor], *example: Tensor) -> CapturedStep:
+        """Capture steps on inputs of fixed shapes in two CUDA graphs; see `gramgn.optim.experimental.capture`."""
+        from gramgn.optim.experimental import capture
+
+        return capture(self, residuals, *example)
+
+    def _decide(
+        self, model: LinearModel, settings: Settings, closure: Closure, before: RandomState
+    ) -> Outcome:
+        """Return the step to take, and the fraction of it."""
+        if self._acceptance is None:
+            return Outcome(propose(model, settings, explicit=False))
+
+        def proposed() -> Step:
+            return propose(model, settings.with_alpha(self.param_groups), explicit=True)
+
+        trial = Trial(closure, self._loss, model, before)
+        return self._acceptance.decide(
+            proposed, lambda step: Line(model, step, self._loss, trial), self.param_groups
+        )
+
+    def _remember(self, model: LinearModel, outcome: Outcome) -> None:
+        """Keep d for momentum. A step that was given up is forgotten: without it no damping would shorten d."""
+        if not outcome.step.finite:
+            return
+        self.state.clear()
+        direction = outcome.step.direction
+        if direction is not None and outcome.step.settings.momentum and not outcome.given_up:
+            for param, d in zip(model.params, direction, strict=True):
+                self.state[param][DIRECTION] = d
+
+    def _count(self, info: StepInfo) -> None:
+        """Count the step, and warn at the first one of a kind that the user should know of."""
+        for name, seen in (
+            (NON_FINITE, info.status == NON_FINITE),
+            ("ill_conditioned", info.ill_conditioned),
+        ):
+            if seen and not self.counts[name]:
+                warnings.warn(f"GramGaussNewton: {WARNINGS[name]}", RuntimeWarning, stacklevel=4)
+        self.counts["steps"] += 1
+        self.counts[info.status] += 1
+        for name in ("ill_conditioned", "rejected", "given_up"):
+            self.counts[name] += int(getattr(info, name))
+
+    def _trained(self) -> Trained:
+        """Return the parameters to train in this step, by their names in the model."""
+        grouped = [group["params"] for group in self.param_groups]
+        return trainable(self._model, grouped, everything=self._everything)
+
+    def _settings(self, trained: Trained) -> Settings:
+        """Return the hyper-parameters that the groups hold now, checked."""
+        settings = read_settings(self.param_groups, sorted(set(trained.groups)), self.counts["steps"])
+        if self._acceptance is not None:
+            self._acceptance.check(self.param_groups)
+        return settings
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group; see the class for what may differ between groups.
+
+        Args:
+            param_group: As for every torch optimizer.
+
+        Raises:
+            ValueError: A key is unknown, a value is out of range, or differs where all groups share one.
+        """
+        check_new_group(param_group, self.defaults)
+        check_shared([*self.param_groups, {**self.defaults, **param_group}])
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return hyper-parameters, counts, directions and the engine's choices; the model is not part of it."""
+        choices = self._engine.state_dict()
+        return pack_state(super().state_dict(), self.counts, self._options["engine"].name, choices)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned; the next step is then bitwise the same.
+
+        Args:
+            state_dict: What `state_dict` of a `GramGaussNewton` returned.
+
+        Raises:
+            ValueError: It is the state of another optimizer, or of other parameters. Nothing was changed then.
+        """
+        saved = check_state(state_dict, self.param_groups, self.counts, self._options["engine"].name)
+        if saved.choices:
+            self._engine.load_state_dict(saved.choices)
+        super().load_state_dict(saved.state)
+        self.counts = saved.counts
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Add model and engine to what torch keeps, so that the pair survives deepcopy and pickle."""
+        own = ("_engine", "_model", "_loss", "_acceptance", "_options", "_everything", "counts")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
+
+    def __repr__(self) -> str:
+        """Show the options before torch's listing of the groups."""
+        options = "".join(f"\n    {name}: {value}" for name, value in self._options.items())
+        return super().__repr__().replace("(", f"({options}", 1)

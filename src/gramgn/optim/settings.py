@@ -1,0 +1,286 @@
+"""The hyper-parameters: which values are allowed, and what one step reads from the parameter groups.
+
+Schedulers write to the parameter groups, so they are read and checked once per step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
+
+from gramgn.damping import CONVENTIONS, sum_scale
+
+OF_GROUP = ("lr", "alpha", "weight_decay")
+OF_ALL = (
+    "lam",
+    "damping_convention",
+    "momentum",
+    "decoupled_weight_decay",
+    "damping_warmup_steps",
+    "damping_warmup_factor",
+    "max_step_norm",
+)
+# Keys of torch itself and of its schedulers, and a name for the user.
+OTHERS = ("params", "param_names", "initial_lr", "name")
+
+
+@dataclass(frozen=True)
+class Damping:
+    """Damping and weight decay inside the solve by parameter group, in the *sum* convention.
+
+    Attributes:
+        alpha: alpha of each group.
+        weight_decay: wd of each group; 0 where it is decoupled.
+        first: The first group that has something to train.
+    """
+
+    alpha: tuple[float, ...]
+    weight_decay: tuple[float, ...]
+    first: int
+
+    @property
+    def total(self) -> tuple[float, ...]:
+        """What each group adds to the diagonal: alpha + wd."""
+        return tuple(alpha + wd for alpha, wd in zip(self.alpha, self.weight_decay, strict=True))
+
+    @property
+    def of_system(self) -> float:
+        """The damping of the system that is solved: alpha + wd of the first group."""
+        return self.total[self.first]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each group's J_g J_g^T in that system: of_system / (alpha + wd); 1 for one group."""
+        return tuple(self.of_system / total if total > 0 else 1.0 for total in self.total)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The hyper-parameters of one step.
+
+    Attributes:
+        lr: Step size of each group.
+        alpha: Damping of each group in the configured convention, after warm-up.
+        weight_decay: Weight decay of each group in the configured convention (decoupled: as it is).
+        lam: lambda.
+        momentum: mu.
+        damping_convention: One of `gramgn.damping.CONVENTIONS`.
+        decoupled_weight_decay: Whether weight decay stays out of the solve.
+        warmup: The factor of alpha in the warm-up of damping; 1 after it.
+        max_step_norm: The norm of the longest step, or None.
+        first: The first group that has something to train.
+    """
+
+    lr: tuple[float, ...]
+    alpha: tuple[float, ...]
+    weight_decay: tuple[float, ...]
+    lam: float
+    momentum: float
+    damping_convention: str
+    decoupled_weight_decay: bool
+    warmup: float
+    max_step_norm: float | None
+    first: int
+
+    def damping(self, num_samples: int, mean_eigenvalue: float) -> Damping:
+        """Return alpha and weight decay in the sum convention.
+
+        Weight decay belongs to the objective and not to the step, so with `"trace"` it is relative to the mean.
+
+        Args:
+            num_samples: The number of samples b in this batch.
+            mean_eigenvalue: trace(G) / n, over all groups and n rows.
+        """
+        convention = self.damping_convention
+        of_alpha = sum_scale(convention, num_samples=num_samples, mean_eigenvalue=mean_eigenvalue)
+        of_decay = sum_scale("sum" if convention == "sum" else "mean", num_samples=num_samples)
+        inside = not self.decoupled_weight_decay
+        return Damping(
+            tuple(alpha * of_alpha for alpha in self.alpha),
+            tuple(wd * of_decay if inside else 0.0 for wd in self.weight_decay),
+            self.first,
+        )
+
+    def with_alpha(self, groups: Sequence[Mapping[str, Any]]) -> Settings:
+        """Return these settings with the alpha that the parameter groups hold now."""
+        return replace(self, alpha=tuple(float(group["alpha"]) * self.warmup for group in groups))
+
+
+def read_settings(groups: Sequence[Mapping[str, Any]], used: Sequence[int], num_steps: int) -> Settings:
+    """Return the settings of a step, checked.
+
+    Args:
+        groups: The optimizer's parameter groups.
+        used: The numbers of those that have something to train, ascending.
+        num_steps: The number of steps taken before this one.
+
+    Raises:
+        ValueError: A value is out of range, or differs between groups where all share one.
+    """
+    for group in groups:
+        check_group(group)
+    check_shared(groups)
+    _check_dampings([groups[number] for number in used], used)
+    shared = groups[0]
+    settings = Settings(
+        lr=tuple(float(group["lr"]) for group in groups),
+        alpha=(),
+        weight_decay=tuple(float(group["weight_decay"]) for group in groups),
+        lam=float(shared["lam"]),
+        momentum=float(shared["momentum"]),
+        damping_convention=shared["damping_convention"],
+        decoupled_weight_decay=shared["decoupled_weight_decay"],
+        warmup=_warmup(num_steps, shared["damping_warmup_steps"], shared["damping_warmup_factor"]),
+        max_step_norm=shared["max_step_norm"],
+        first=used[0],
+    )
+    return settings.with_alpha(groups)
+
+
+def _warmup(num_steps: int, warmup_steps: int, factor: float) -> float:
+    """Return the factor of alpha in its warm-up: `factor` in the first step, falling geometrically to 1."""
+    return factor ** (1 - num_steps / warmup_steps) if num_steps < warmup_steps else 1.0
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Reject a value out of range in one parameter group.
+
+    Raises:
+        ValueError: There is one.
+    """
+    check_number("lr", group["lr"], least=0.0)
+    check_number("lam", group["lam"], least=0.0, strict=True)
+    check_number("alpha", group["alpha"], least=0.0)
+    check_choice("damping_convention", group["damping_convention"], CONVENTIONS)
+    check_number("momentum", group["momentum"], least=0.0, below=1.0)
+    check_number("weight_decay", group["weight_decay"], least=0.0)
+    check_flag("decoupled_weight_decay", group["decoupled_weight_decay"])
+    check_whole("damping_warmup_steps", group["damping_warmup_steps"], least=0)
+    check_number("damping_warmup_factor", group["damping_warmup_factor"], least=1.0)
+    if group["max_step_norm"] is not None:
+        check_number("max_step_norm", group["max_step_norm"], least=0.0, strict=True)
+
+
+def check_new_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Reject keys and values of a parameter group that a user gives.
+
+    Raises:
+        ValueError: A key is unknown, or a value out of range.
+    """
+    check_keys("a parameter group", group, (*OF_GROUP, *OF_ALL, *OTHERS))
+    check_group({**defaults, **group})
+
+
+def check_shared(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Reject values that differ between groups although all groups share one linear system.
+
+    Raises:
+        ValueError: Some do.
+    """
+    for key in OF_ALL:
+        values = [group[key] for group in groups]
+        for number, value in enumerate(values):
+            if value != values[0]:
+                raise ValueError(
+                    f"{key} must be the same in all parameter groups, which share one linear system: group 0 has "
+                    f"{values[0]!r}, group {number} has {value!r}. Only {', '.join(OF_GROUP)} may differ"
+                )
+
+
+def _check_dampings(groups: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
+    """Reject different dampings of which one is 0: no system of finite weights has that step."""
+    inside = [
+        (float(group["alpha"]), 0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"]))
+        for group in groups
+    ]
+    if len({alpha + wd for alpha, wd in inside}) > 1 and any(alpha == 0 for alpha, _ in inside):
+        given = ", ".join(f"group {n}: {alpha:g}" for n, (alpha, _) in zip(numbers, inside, strict=True))
+        raise ValueError(
+            f"parameter groups with different damping need alpha > 0 in each, got {given}. Give each group an "
+            "alpha, or set all of them to 0 without weight_decay inside the solve (minimum norm)"
+        )
+
+
+def check_number(
+    name: str, value: Any, *, least: float, strict: bool = False, below: float = math.inf
+) -> float:
+    """Return `value` as a float if it is a finite number in range.
+
+    Args:
+        name: The name of the number.
+        value: The value that was given.
+        least: The lower bound.
+        strict: Whether the lower bound itself is excluded.
+        below: The upper bound, which is excluded.
+
+    Raises:
+        ValueError: The value is no number, not finite or out of range.
+    """
+    bound = f"{'>' if strict else '>='} {least:g}" + (f" and < {below:g}" if below < math.inf else "")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number {bound}, got {value!r} of type {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number) or number < least or number >= below or (strict and number == least):
+        raise ValueError(f"{name} must be a finite number {bound}, got {number!r}")
+    return number
+
+
+def check_whole(name: str, value: Any, *, least: int, others: str = "") -> int:
+    """Return `value` if it is a whole number of at least `least`.
+
+    Args:
+        name: The name of the number.
+        value: The value that was given.
+        least: The lower bound.
+        others: Other valid values, for the message.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be {others}a whole number of at least {least}, got {value!r}")
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
+    """Return `value` if it is one of the choices.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value
+
+
+def check_keys(where: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Reject keys that nothing would read.
+
+    Args:
+        where: The name of the mapping that holds them.
+        given: The keys.
+        known: The keys that are read.
+
+    Raises:
+        ValueError: A key is unknown; the message holds the nearest and all known ones.
+    """
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{where} has no {key!r}: {hint}Valid keys: {', '.join(sorted(known))}")
