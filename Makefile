@@ -21,6 +21,14 @@ SOURCES = $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)),$(if $(strip $(
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 
+# Prints the folder that an environment's gramgn is installed from, if it is installed from a checkout.
+define WHOSE
+import importlib.metadata as m, json, pathlib, urllib.parse as u
+url = json.loads(m.distribution("gramgn").read_text("direct_url.json"))["url"]
+print(pathlib.Path(u.unquote(u.urlsplit(url).path)).resolve())
+endef
+export WHOSE
+
 .PHONY: help env demo test test-fast lint format paper theory figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
@@ -34,6 +42,10 @@ $(READY): requirements.lock pyproject.toml
 	@command -v "$(PYTHON)" > /dev/null || { echo "there is no $(PYTHON); choose a Python 3.11 to 3.13 with make PYTHON=<its path> $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python {v[0]}.{v[1]} is not supported: 3.11 to 3.13 are. Choose one with make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@if [ ! -x $(BIN)/python ]; then echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); fi
+	@owner=$$($(BIN)/python -c "$$WHOSE" 2>/dev/null || true); \
+	if [ -d "$$owner" ] && [ "$$owner" != "$$(pwd -P)" ] && [ -z "$(ADOPT)" ]; then \
+	    echo "$(VENV) is the environment of the checkout $$owner, and installing this one there would replace that one." >&2; \
+	    echo "Leave VENV= out to get an environment of this checkout (make env), or give ADOPT=yes to replace it." >&2; exit 1; fi
 	@if [ ! -e $(VENV)/.gramgn-made ] && $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	    $(BIN)/python -c 'import sys, torch; v = torch.__version__; sys.exit(0 if tuple(map(int, v.split(".")[:2])) >= (2, 11) else f"the torch of $(VENV) is {v}: 2.11 or newer is needed. Upgrade it, or leave VENV= away to get an environment of its own")'; \
 	    echo "keeping the torch of $(VENV)"; grep -vE '^(torch|torchvision)==' requirements.lock > $(VENV)/.gramgn-lock; \
