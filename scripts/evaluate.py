@@ -2,7 +2,7 @@
 
 python scripts/evaluate.py run=outputs/runs/<run folder> split=test
 python scripts/evaluate.py run=outputs/runs/<run folder> split=val checkpoint=last
-python scripts/evaluate.py run=<folder> dataset.root=/data/rsna        # the raw data lies elsewhere now
+python scripts/evaluate.py run=<folder> dataset.root=/data/rsna        # the raw data has moved
 python scripts/evaluate.py run=<folder> format=json                    # for programs
 
 run           a run's folder, below the current folder or the repository
@@ -13,7 +13,7 @@ dataset.root  the folder of the raw data, where that is no longer the one record
 format        text (default) | json
 
 loss is the mean squared error of standardised targets, mae the mean absolute error in the data's unit. Data with
-another manifest than the run's is refused. Exit codes: 0 done, 2 refused.
+another manifest than the run's is rejected. Exit codes: 0 done, 2 rejected.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app import report_errors, set_repository, shown, tools  # noqa: E402
+from gramgn.app import CHECKPOINT_NAMES, choice, open_run, run_tool, shown  # noqa: E402
 
 if TYPE_CHECKING:
-    from gramgn.app.tools import Result
+    from gramgn.app import Result
 
 EXAMPLE = 'python scripts/evaluate.py "run=outputs/runs/<run folder>" split=test'
 DEFAULTS = {
@@ -44,28 +44,24 @@ DEFAULTS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluate, print, and return the exit code: 0 done, 2 refused."""
-    if {"-h", "--help"} & set(arguments):
-        print(__doc__)
-        return 0
-    set_repository(ROOT)
-    code = [0]
-    with report_errors(code):
-        words = {
-            key: value[0] for key, value in tools.read_words(arguments, DEFAULTS, example=EXAMPLE).items()
-        }
-        split = tools.choice("split", words["split"], ("test", "val", "train"))
-        checkpoint = tools.choice("checkpoint", words["checkpoint"], ("best", "last"))
-        written = tools.choice("format", words["format"], ("text", "json"))
-        folder = tools.open_run(words["run"])
-        root = words["dataset.root"]
-        trained = tools.load_trained(folder, checkpoint=checkpoint, device=words["device"])
-        result = tools.evaluate_run(
-            trained, split, root=str(Path(root).expanduser().absolute()) if root else None
-        )
-        as_json = json.dumps({"run": shown(folder.path), **asdict(result)}, indent=2)
-        print(as_json if written == "json" else text(result, shown(folder.path)))
-    return code[0]
+    """Return the exit code: 0 evaluated, 2 rejected."""
+    return run_tool(evaluate, arguments, DEFAULTS, root=ROOT, help_text=str(__doc__), example=EXAMPLE)
+
+
+def evaluate(words: dict[str, list[str]]) -> int:
+    """Evaluate and print."""
+    given = {key: values[0] for key, values in words.items()}
+    split = choice("split", given["split"], ("test", "val", "train"))
+    checkpoint = choice("checkpoint", given["checkpoint"], CHECKPOINT_NAMES)
+    written = choice("format", given["format"], ("text", "json"))
+    folder, root = open_run(given["run"]), given["dataset.root"]
+    from gramgn.app import evaluate_run, load_trained  # loads torch
+
+    trained = load_trained(folder, checkpoint=checkpoint, device=given["device"])
+    result = evaluate_run(trained, split, root=str(Path(root).expanduser().absolute()) if root else None)
+    as_json = json.dumps({"run": shown(folder.path), **asdict(result)}, indent=2)
+    print(as_json if written == "json" else text(result, shown(folder.path)))
+    return 0
 
 
 def text(result: Result, run: str) -> str:

@@ -177,8 +177,8 @@ def test_a_plugged_in_network_and_data_set(
     out = tmp_path / "exported"
     assert tool(house, "export", f"run={run}", f"out={out}") == 0
     code = snippet_of(out)
-    assert "from outside import TinyNet" in code
-    assert "zeros stand here" in code
+    assert "outside.TinyNet" in code
+    assert "zeros take its place" in code
     monkeypatch.chdir(out)
     monkeypatch.syspath_prepend(str(PLUGIN))
     names: dict[str, float] = {}

@@ -94,11 +94,11 @@ def test_a_prediction_is_what_evaluation_gives(
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_network_sees_the_same_tensor(house: House, channels: int) -> None:
     """Bit for bit: what a prediction feeds the network is what TensorData feeds it in training."""
-    from gramgn.app import tools
+    from gramgn.app import load_trained, open_run
 
     options = ("dataset=rsna", f"dataset.channels={channels}", "dataset.resize=pad")
     run = train(house, *options, *SMALL_NET, "trainer.epochs=1")
-    trained = tools.load_trained(tools.open_run(str(run)))
+    trained = load_trained(open_run(str(run)))
     loaded = trained.dataset().load(16)
     data = TensorData(
         loaded.images,
@@ -133,7 +133,7 @@ def test_a_turned_image_is_predicted_as_it_is(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """rotation: an image is masked to the disk like the training's, and not turned any further."""
-    from gramgn.app import tools
+    from gramgn.app import load_trained, open_run
     from gramgn.data import Item, Rotation
 
     root = house.root / "data" / "raw" / "rotation"
@@ -146,7 +146,7 @@ def test_a_turned_image_is_predicted_as_it_is(
     assert {row["unit"] for row in found} == {"degrees"}
     pixels = Rotation(root).decoder(16)(Item("", "scan-0.png", 0.0)).pixels
     assert pixels[:, 0, 0].max() == 0
-    trained = tools.load_trained(tools.open_run(str(run)))
+    trained = load_trained(open_run(str(run)))
     assert float(found[0]["prediction"]) == pytest.approx(
         trained.predict(pixels[None], 3)[0], rel=1e-5, abs=1e-4
     )

@@ -70,7 +70,7 @@ def changed(run: Path, name: str, **entries: Any) -> Path:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        ("running", "is running or was killed: wait until it has ended, or go on with it"),
+        ("running", "is running or was killed: wait until it has ended, or resume it"),
         ("failed", "failed (the disk is full): mend that"),
         ("diverged", "diverged (the disk is full), so there is no trained network"),
     ],
@@ -184,7 +184,7 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("name", [*TOOLS, "show"])
+@pytest.mark.parametrize("name", list(TOOLS))
 @pytest.mark.parametrize("case", LINES)
 def test_a_wrong_command_line(house: House, capsys: pytest.CaptureFixture[str], case: str, name: str) -> None:
     """H09: unknown, missing and empty keys, with the nearest name and a line that works."""
@@ -211,7 +211,7 @@ def test_wrong_values(house: House, run: Path, capsys: pytest.CaptureFixture[str
         assert expected in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", [*TOOLS, "show"])
+@pytest.mark.parametrize("name", list(TOOLS))
 def test_help(house: House, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """Every key a tool takes is in its help."""
     assert tool(house, name, "--help") == 0

@@ -14,7 +14,7 @@ import torch
 from house import BLOBS, SMALL, Call, House, read_run
 from torch import nn
 
-from gramgn.app._job import _probe
+from gramgn.app.job import _probe
 from gramgn.errors import JobFailedError
 from gramgn.training import TrainerConfig
 

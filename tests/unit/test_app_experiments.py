@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app import register_resolvers, set_repository
-from gramgn.app._schema import check_entries, plain, run_entries
+from gramgn.app.config import check_entries, plain, run_entries
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gramgn.app import set_repository
-from gramgn.app._resolvers import Wanted, find_best_alpha, find_trained
+from gramgn.app.resolvers import Wanted, find_best_alpha, find_trained
 from gramgn.errors import ConfigError
 from gramgn.records import RunFolder, SweepFolder, path_override
 

@@ -10,8 +10,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app import set_repository
-from gramgn.app._resolvers import register_run_resolvers
-from gramgn.app._schema import plain
+from gramgn.app.config import plain
+from gramgn.app.resolvers import register_run_resolvers
 from gramgn.errors import ConfigError, InputError
 from gramgn.records import RunFolder, SweepFolder
 

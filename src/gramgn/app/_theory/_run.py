@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from gramgn.app.paths import repository, shown
 from gramgn.errors import InputError, counted
 from gramgn.figures import Theory, read_theory, write_theory
 from gramgn.locks import locked
@@ -13,7 +14,6 @@ from gramgn.malloc import keep_freed_blocks
 from gramgn.progress import say, track
 from gramgn.records import git_state, processor_name
 
-from .._repository import repository, shown
 from ._measure import Machine, measure, measure_costs
 from ._studies import COST, FULL, Scale, cases, shapes
 

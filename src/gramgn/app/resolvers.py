@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from gramgn.app._repository import repository
+from gramgn.app.paths import repository
 from gramgn.errors import ConfigError, InputError
 from gramgn.progress import say
 from gramgn.records import ENDED, RunFolder, best_alphas, final_loss, find_runs, path_override, runs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 import warnings
@@ -14,10 +13,10 @@ from typing import Any, Protocol
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from gramgn.app._folders import register_resolvers
-from gramgn.app._hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
-from gramgn.app._repository import absolute, repository, set_repository
-from gramgn.app._schema import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
+from gramgn.app.config import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
+from gramgn.app.folders import register_resolvers
+from gramgn.app.hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
+from gramgn.app.paths import repository, set_repository
 from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
@@ -51,13 +50,12 @@ def register_sweep(sweep: RunningSweep) -> None:
 
 
 def main(task: Callable[[], Any], root: Path) -> int:
-    """Run a ``@hydra.main`` function and return the process's exit code.
+    """Run a `@hydra.main` function and return the process's exit code.
 
     Args:
-        task: The decorated function; it must call :func:`run_job`.
+        task: The decorated function; it must call `run_job`.
         root: The repository.
     """
-    _open_missing_streams()
     set_repository(root)
     register_resolvers()
     warnings.formatwarning = one_line_warning
@@ -76,23 +74,13 @@ def main(task: Callable[[], Any], root: Path) -> int:
     return code[0]
 
 
-def _open_missing_streams() -> None:
-    """Give this process, and those that it starts, the standard streams that a shell closed (``>&-``)."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-
-
 @contextmanager
 def report_errors(code: list[int] | None = None, config_name: str = "train") -> Iterator[None]:
-    """Turn an error inside into one message on stderr and an exit code.
+    """Turn an error in the block into one message on stderr and an exit code.
 
     Args:
-        code: A list whose first entry is set to the code of an error; without it the process exits with it.
-        config_name: The top-level file in ``conf/`` that is composed inside, for hints.
+        code: A list whose first entry is set to the exit code; None: the process exits with it.
+        config_name: The top-level file in `conf/` that is composed in the block, for hints.
     """
     exit_code = 0
     try:
@@ -129,46 +117,40 @@ def report_errors(code: list[int] | None = None, config_name: str = "train") -> 
 
 
 def run_job(config: DictConfig) -> float | None:
-    """Do a single run and return its best validation loss.
-
-    A failure is reported and recorded here and not raised.
+    """Do a single run and return its best validation loss, None if there is none.
 
     Raises:
-        ConfigError: If Hydra's own launcher calls this for a job of a sweep.
-        SystemExit: If the run failed or diverged; Hydra does not pass on what a task returns.
-        StopRequested: If the user or the system asked to stop.
+        ConfigError: Hydra's own launcher called this for a job of a sweep.
+        SystemExit: The run failed or diverged; Hydra does not pass on what a task returns.
+        StopRequested: The user or the system asked to stop.
     """
     from hydra.core.hydra_config import HydraConfig
 
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         raise ConfigError(OTHER_LAUNCHER)
-    from gramgn.app._recording import outcome
-    from gramgn.training import release_memory
+    from gramgn.app.recording import outcome
 
-    folder = _folder(config)
-    error: BaseException | None = None
-    val_loss: float | None = None
+    folder = Path(HydraConfig.get().runtime.output_dir)
     try:
         record = _do(config, folder)
-        exit_code = 3 if record["state"] == "diverged" else 0
-        val_loss = (record.get("best") or {}).get("val_loss")
-    except BaseException as raised:
-        error = raised
-        _, exit_code = outcome(raised)
-    _remove_if_empty(folder)
-    if error is not None:
-        if not isinstance(error, Exception):
-            raise error
-        _report(error)
-    del error
-    release_memory()
-    if exit_code:
-        sys.exit(exit_code)
-    return val_loss
+    except Exception as error:
+        if isinstance(error, InputError):
+            print(f"error: {error}", file=sys.stderr)
+        else:  # a bug, ours or that of a user-defined class
+            traceback.print_exception(error)
+        sys.exit(outcome(error)[1])
+    finally:
+        # Hydra creates the folder, also of a job that is rejected before it begins.
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    if record["state"] == "diverged":
+        sys.exit(3)
+    best: float | None = (record.get("best") or {}).get("val_loss")
+    return best
 
 
 def prepare_config(overrides: list[str]) -> dict[str, Any]:
-    """Compose and check ``conf/prepare.yaml``: a data set, ``image_size`` and ``archive``."""
+    """Compose and check `conf/prepare.yaml`: a data set, `image_size` and `archive`."""
     config = plain(compose_config(overrides, "prepare"))
     # conf/local may set keys of a training as well.
     check_keys("", run_entries(config), ("dataset", "image_size", "archive", "paths", *ENTRIES))
@@ -176,48 +158,27 @@ def prepare_config(overrides: list[str]) -> dict[str, Any]:
 
 
 def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
-    """Train a new run, or go on with a stopped one; return run.json."""
+    """Train a new run, or resume a stopped one; return run.json."""
     from hydra.core.hydra_config import HydraConfig
 
-    from gramgn.app._job import train
-    from gramgn.app._plan import Job, resumed_job
+    from gramgn.app.job import train
+    from gramgn.app.plan import Job, resumed_job, run_folder
 
     hydra_config = HydraConfig.get()
     container, overrides = run_entries(plain(config)), [str(each) for each in hydra_config.overrides.task]
     check_doubled(overrides)
-    if container.get("resume") is not None:
-        return train(resumed_job(container, overrides, folder))
+    if isinstance(resume := container.get("resume"), str):
+        return train(resumed_job(container, overrides, run_folder("resume", resume).path))
     return train(Job(config=container, choices=choices_of(hydra_config), overrides=overrides, folder=folder))
 
 
-def _folder(config: DictConfig) -> Path:
-    from hydra.core.hydra_config import HydraConfig
-
-    resume = config.get("resume")
-    return absolute(resume) if isinstance(resume, str) else Path(HydraConfig.get().runtime.output_dir)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Take away the folder that Hydra made for a job that was refused before it began."""
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
-def _report(error: Exception) -> None:
-    """Show the user's own errors as one message, and a bug, ours or that of a plugged-in class, in full."""
-    if isinstance(error, InputError):
-        print(f"error: {error}", file=sys.stderr)
-    else:
-        traceback.print_exception(error)
-
-
 def one_line_warning(message: Warning | str, *_: Any, **__: Any) -> str:
-    """Show a warning as what it says; the place in our code is of no use to its reader."""
+    """Show only the warning's message; its source location means nothing to users."""
     return f"warning: {message}\n"
 
 
 def compose_config(overrides: list[str], config_name: str = "train") -> DictConfig:
-    """Compose ``conf/<config_name>.yaml`` with overrides, for scripts."""
+    """Compose `conf/<config_name>.yaml` with overrides, for scripts."""
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(repository() / "conf"), version_base="1.3"):

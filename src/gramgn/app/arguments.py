@@ -1,15 +1,48 @@
-"""The tools' command lines: words ``key=value``, and the run folder that ``run=`` names."""
+"""Command lines of the tools: words `key=value`, and the run folder that `run=` names."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from gramgn.app._repository import absolute, shown
+from gramgn.app.entry import report_errors
+from gramgn.app.paths import absolute, set_repository, shown
 from gramgn.errors import ConfigError, InputError, nearest
 from gramgn.records import RunFolder, find_runs
 
 NUM_NAMED = 3
+CHECKPOINT_NAMES = ("best", "last")
+
+
+def run_tool(
+    task: Callable[[dict[str, list[str]]], int],
+    arguments: Sequence[str],
+    defaults: Mapping[str, str | None],
+    *,
+    root: Path,
+    help_text: str,
+    example: str,
+    repeatable: Collection[str] = (),
+) -> int:
+    """Run the command line of a tool and return its exit code: that of `task`, or 2 for a user's mistake.
+
+    Args:
+        task: Called with the values of each key.
+        arguments: The words, without the program's name; `--help` prints `help_text`.
+        defaults: See `read_words`, as the following.
+        root: The repository.
+        help_text: Usage of the tool.
+        example: A command line that works, for messages.
+        repeatable: Keys that may be given more than once.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(help_text)
+        return 0
+    set_repository(root)
+    code, done = [0], 0
+    with report_errors(code):
+        done = task(read_words(arguments, defaults, example=example, repeatable=repeatable))
+    return code[0] or done
 
 
 def read_words(
@@ -19,20 +52,20 @@ def read_words(
     example: str,
     repeatable: Collection[str] = (),
 ) -> dict[str, list[str]]:
-    """Return the values of a command line of ``key=value`` words, by key.
+    """Return the values of a command line of `key=value` words, by key.
 
     Args:
         arguments: The words, without the program's name.
-        defaults: Every key there is, with its default; None for a key that must be given.
+        defaults: Every key with its default; None for a key that must be given.
         example: A command line that works, for messages.
         repeatable: Keys that may be given more than once.
 
     Returns:
-        For each key its values; one, save for repeated keys.
+        For each key its values; exactly one for a key that is not repeatable.
 
     Raises:
-        ConfigError: For a word that is no ``key=value``, an unknown key, an empty value, a key given twice or
-            one that is missing; the message names the nearest key and the example.
+        ConfigError: A word that is not `key=value`, an unknown key, an empty value, a key given twice or a
+            missing one; the message names the nearest key and the example.
     """
     given: dict[str, list[str]] = {}
     for word in arguments:
@@ -55,10 +88,10 @@ def read_words(
 
 
 def choice(key: str, given: str, allowed: Sequence[str]) -> str:
-    """Return ``given`` if it is one of ``allowed``.
+    """Return `given` if it is one of `allowed`.
 
     Raises:
-        ConfigError: If it is not, with the nearest.
+        ConfigError: It is not; the message names the nearest.
     """
     if given not in allowed:
         raise ConfigError(f"{key}={given} must be one of {', '.join(allowed)}{nearest(given, allowed)}")
@@ -66,18 +99,18 @@ def choice(key: str, given: str, allowed: Sequence[str]) -> str:
 
 
 def open_run(given: str) -> RunFolder:
-    """Return the run folder that ``run=`` names: below the current folder, or else below the repository.
+    """Return the run folder that `run=` names: below the current folder, or else below the repository.
 
     Args:
-        given: As written on the command line; run.json itself means its folder.
+        given: As written on the command line; a file inside a run folder stands for that folder.
 
     Raises:
-        InputError: There is no such folder, or it is not that of one run (a sweep's runs are named).
+        InputError: There is no such folder, or it holds several runs (some are named).
     """
     here, there = Path(given).expanduser().absolute(), absolute(given)
     path = here if here.exists() or not there.exists() else there
-    if path.name == "run.json" and path.is_file():
-        path = path.parent
+    if path.is_file():
+        path = next((parent for parent in path.parents if (parent / "run.json").is_file()), path)
     if not path.is_dir():
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(

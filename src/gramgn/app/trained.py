@@ -1,7 +1,6 @@
 """A run's network as it was trained: built from the recorded configuration, with the weights of a checkpoint.
 
-Evaluation and prediction both go through :meth:`Trained.outputs`, so that an image gets the same number from
-either.
+Evaluation and prediction both go through `Trained.outputs`, so that an image gets the same number from either.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gramgn.app._build import build, build_dataset
-from gramgn.app._plan import with_local_paths
-from gramgn.app._repository import shown
+from gramgn.app.build import build, build_dataset
+from gramgn.app.paths import shown
+from gramgn.app.plan import with_local_paths
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
-from gramgn.records import RunFolder, checkpoint_identity, path_override
+from gramgn.records import Row, RunFolder, checkpoint_identity, path_override
 from gramgn.training import (
     BEST,
     LAST,
@@ -33,6 +32,7 @@ from gramgn.training import (
 )
 
 CHECKPOINTS = {"best": BEST, "last": LAST}
+# Entries of run.json that using the network needs.
 NEEDED = ("config.dataset._target_", "config.model._target_", "config.trainer", "dataset", "precision")
 
 
@@ -45,14 +45,13 @@ class Trained:
         run: The content of run.json.
         config: The recorded configuration with this machine's paths put back.
         settings: The trainer's settings; device and threads are this machine's.
-        model: In evaluation mode, on ``device``.
+        model: In evaluation mode, on `device`.
         scaling: Of the targets and pixels, as the checkpoint keeps it.
         device: Where the network is.
-        memory_format: Of batches of images, as in training.
-        checkpoint: ``"best"`` or ``"last"``.
-        epoch: Whole epochs that the weights have seen.
-        batch: Batches of the next epoch that they have seen; 0 but for a run interrupted in mid-epoch.
-        step: Optimizer steps that they have seen.
+        checkpoint: `"best"` or `"last"`.
+        epoch: Number of whole epochs that the weights were trained for.
+        batch: Number of batches of the next epoch; 0 except for a run interrupted in mid-epoch.
+        step: Number of optimizer steps.
     """
 
     folder: RunFolder
@@ -62,7 +61,6 @@ class Trained:
     model: nn.Module
     scaling: Scaling
     device: torch.device
-    memory_format: torch.memory_format
     checkpoint: str
     epoch: int
     batch: int
@@ -70,7 +68,7 @@ class Trained:
 
     @property
     def unit(self) -> str:
-        """Unit of the targets, e.g. ``"months"``."""
+        """Unit of the targets, e.g. `"months"`."""
         return str(self.run["dataset"].get("unit", ""))
 
     @property
@@ -79,66 +77,59 @@ class Trained:
         middle = f" and {self.batch} batches" if self.batch else ""
         return f"{self.checkpoint} (epoch {self.epoch}{middle} of {self.settings.epochs}, step {self.step})"
 
+    def row(self) -> Row | None:
+        """Return the row of metrics.csv that was measured with these weights, None if there is none."""
+        rows = [row for row in self.folder.read_metrics() if row["epoch"] == self.epoch]
+        return rows[-1] if rows and not self.batch else None
+
     def dataset(self, root: str | None = None) -> Any:
         """Build the run's data set.
 
         Args:
-            root: Folder of its raw data, where that is another one now.
+            root: Folder of its raw data, where that has moved; None for the recorded one.
 
         Raises:
-            ConfigError: If its class cannot be imported or does not take what is recorded.
+            ConfigError: Its class cannot be imported or does not take what is recorded.
         """
         section = self.config["dataset"]
         if root is not None and "root" not in section:
             raise ConfigError(f"dataset.root={root}: {section['_target_']} has no folder of raw data")
         return build_dataset(section if root is None else {**section, "root": root})
 
-    def inputs(self, images: NDArray[Any], channels: int) -> Tensor:
-        """Return what the network sees: ``[b, channels, H, W]``, normalised as in training.
+    def outputs(self, images: NDArray[Any], channels: int) -> Tensor:
+        """Return the network's outputs `[b]` in standardised units.
 
         Args:
-            images: uint8 ``[b, C, H, W]``, or floating features ``[b, ...]``, which are left as they are.
+            images: uint8 `[b, C, H, W]`, or floating features `[b, ...]`, which are left as they are.
             channels: Channels of the network; one stored channel is repeated.
+
+        Raises:
+            InputError: The network does not return one number per image.
         """
         is_image = images.dtype == np.uint8
-        memory_format = self.memory_format if images.ndim == 4 else torch.contiguous_format
+        memory_format = _memory_format(self.run) if images.ndim == 4 else torch.contiguous_format
         stored = torch.from_numpy(np.require(images, requirements=["C", "W"]))
         inputs = stored.to(self.device, self._dtype, memory_format=memory_format)
         if is_image:
-            mean, std = (self._levels(levels) for levels in (self.scaling.pixel_mean, self.scaling.pixel_std))
+            mean, std = (
+                torch.tensor(levels, dtype=self._dtype, device=self.device).reshape(1, -1, 1, 1)
+                for levels in (self.scaling.pixel_mean, self.scaling.pixel_std)
+            )
             inputs = (inputs - mean) / std
             if inputs.shape[1] != channels:
                 inputs = inputs.expand(-1, channels, -1, -1).contiguous(memory_format=memory_format)
-        return inputs
-
-    def outputs(self, images: NDArray[Any], channels: int) -> Tensor:
-        """Return the network's outputs ``[b]`` in standardised units.
-
-        Args:
-            images: As for :meth:`inputs`.
-            channels: As for :meth:`inputs`.
-
-        Raises:
-            InputError: If the network does not return one number an image.
-        """
-        inputs = self.inputs(images, channels)
         with torch.no_grad():
             return residuals(
                 self.model, inputs, torch.zeros(len(inputs), dtype=self._dtype, device=self.device)
             )
 
     def predict(self, images: NDArray[Any], channels: int) -> NDArray[np.float64]:
-        """Return predictions ``[b]`` in the data's unit.
-
-        Args:
-            images: As for :meth:`inputs`.
-            channels: As for :meth:`inputs`.
-        """
+        """Return predictions `[b]` in the data's unit; arguments as for `outputs`."""
         outputs: NDArray[np.float64] = self.outputs(images, channels).double().cpu().numpy()
         return outputs * self.scaling.target_std + self.scaling.target_mean
 
     def standardised(self, targets: NDArray[np.float64]) -> Tensor:
-        """Return targets ``[b]`` in the units of :meth:`outputs`."""
+        """Return targets `[b]` in the units of `outputs`."""
         scaled = (targets - self.scaling.target_mean) / self.scaling.target_std
         return torch.from_numpy(scaled).to(self.device, self._dtype)
 
@@ -147,45 +138,51 @@ class Trained:
         dtype: torch.dtype = getattr(torch, self.settings.dtype)
         return dtype
 
-    def _levels(self, levels: list[float]) -> Tensor:
-        return torch.tensor(levels, dtype=self._dtype, device=self.device).reshape(1, -1, 1, 1)
-
 
 def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "auto") -> Trained:
     """Build a run's network and load its weights; nothing is written.
 
     Args:
         folder: A run that is done, or was interrupted after its first checkpoint.
-        checkpoint: ``"best"`` (lowest validation loss) or ``"last"``.
-        device: ``"auto"`` or a torch device.
+        checkpoint: `"best"` (lowest validation loss) or `"last"`.
+        device: `"auto"` or a torch device.
 
     Raises:
         InputError: The run has no usable network, its files are damaged or do not belong together, or a class
-            it was made from cannot be imported.
+            of its configuration cannot be imported.
     """
-    run = folder.read_run()
+    run = folder.read_run(*NEEDED)
     _check_ended_well(folder, run)
     state = _checkpoint(folder, checkpoint)
-    folder.read_run(*NEEDED)
     if state["identity"] != checkpoint_identity(run):
         raise InputError(
             f"{folder.checkpoint_dir / CHECKPOINTS[checkpoint]} was not written by this run as its run.json "
             "describes it: the checkpoint is another run's, or run.json was edited. Put the right one back"
         )
     config = with_local_paths(run["config"], folder.path)
-    chosen = _device(device)
-    settings = _settings(folder, config["trainer"], str(chosen))
+    try:
+        chosen = choose_device(device)
+    except ConfigError as error:  # on a tool's command line the key has no section
+        raise ConfigError(str(error).removeprefix("trainer.")) from None
+    try:
+        # The run's threads and device may not exist here.
+        settings = TrainerConfig(**{**config["trainer"], "threads": None, "device": str(chosen)})
+    except TypeError as error:
+        raise InputError(
+            f"{folder.run_json} was written by another version: {first_line(error)}. Use the version that "
+            "trained the run (run.json has its git commit)"
+        ) from error
     apply_settings(settings)
-    channels_last = bool(run["precision"].get("channels_last", False))
     trained = Trained(
         folder=folder,
         run=run,
         config=config,
         settings=settings,
-        model=_model(folder, config, state["model"], settings, chosen, channels_last),
+        model=_model(folder, config, state["model"], settings)
+        .to(memory_format=_memory_format(run))
+        .to(chosen),
         scaling=Scaling(**state["scaling"]),
         device=chosen,
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
         checkpoint=checkpoint,
         epoch=state["epoch"],
         batch=state["batch"],
@@ -196,18 +193,22 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
     return trained
 
 
+def _memory_format(run: Mapping[str, Any]) -> torch.memory_format:
+    """Return the memory format of kernels and batches of images, as in training."""
+    return torch.channels_last if run["precision"].get("channels_last", False) else torch.contiguous_format
+
+
 def _check_ended_well(folder: RunFolder, run: Mapping[str, Any]) -> None:
-    error = run.get("error")
-    told = str(error.get("message", "")).splitlines() if isinstance(error, dict) else []
+    told = str((run.get("error") or {}).get("message") or "").splitlines()
     why = f" ({told[0]})" if told else ""
     resume = f"python train.py {path_override('resume', shown(folder.path))}"
-    refusals = {
-        "running": f"is running or was killed: wait until it has ended, or go on with it: {resume}",
-        "failed": f"failed{why}: mend that, then go on with it ({resume}) or choose a run that is done",
+    reasons = {
+        "running": f"is running or was killed: wait until it has ended, or resume it: {resume}",
+        "failed": f"failed{why}: mend that, then resume it ({resume}) or choose a run that is done",
         "diverged": f"diverged{why}, so there is no trained network: choose a run that is done",
     }
-    if run["state"] in refusals:
-        raise InputError(f"the run {folder.path} {refusals[run['state']]}")
+    if run["state"] in reasons:
+        raise InputError(f"the run {folder.path} {reasons[run['state']]}")
 
 
 def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
@@ -222,40 +223,15 @@ def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
         raise InputError(f"the run {folder.path} has no checkpoint '{checkpoint}' ({path.name}): {instead}")
     try:
         return read_checkpoint(path)
-    except Exception as error:  # a damaged pickle can raise anything; whatever it is, it is told
+    except Exception as error:  # a damaged pickle can raise anything
         others = ", ".join(f"checkpoint={name}" for name in CHECKPOINTS if name != checkpoint)
         raise InputError(f"{path} is damaged ({first_line(error)}); try {others}") from error
 
 
-def _device(name: str) -> torch.device:
-    try:
-        return choose_device(name)
-    except ConfigError as error:  # its key is called so on a tool's command line
-        raise ConfigError(str(error).removeprefix("trainer.")) from None
-
-
-def _settings(folder: RunFolder, trainer: Mapping[str, Any], device: str) -> TrainerConfig:
-    """Return the trainer's settings for this machine: the run's threads and device may not be here."""
-    try:
-        return TrainerConfig(**{**trainer, "threads": None, "device": device})
-    except TypeError as error:
-        raise InputError(
-            f"{folder.run_json} was written by another version: {first_line(error)}. Use the version that "
-            "trained the run (run.json tells its git commit)"
-        ) from error
-
-
 def _model(
-    folder: RunFolder,
-    config: Mapping[str, Any],
-    weights: dict[str, Tensor],
-    settings: TrainerConfig,
-    device: torch.device,
-    channels_last: bool,
+    folder: RunFolder, config: Mapping[str, Any], weights: dict[str, Tensor], settings: TrainerConfig
 ) -> nn.Module:
     model: nn.Module = build("model", config["model"])
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"model._target_={config['model']['_target_']} did not make a torch.nn.Module")
     # Before the weights come: a float32 network would round those of a float64 run.
     model = model.to(getattr(torch, settings.dtype))
     try:
@@ -266,9 +242,4 @@ def _model(
             f"the weights of {folder.path} do not fit {config['model']['_target_']} as it is now: "
             f"{problems[0]:.200} Use the version of it that trained the run"
         ) from error
-    model = model.to(device).eval()
-    if channels_last:
-        for tensor in [*model.parameters(), *model.buffers()]:
-            if tensor.ndim == 4:
-                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-    return model
+    return model.eval()

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from gramgn.app._build import build, build_dataset, target_class
-from gramgn.app._plan import Job, split_paths, write_local_paths
-from gramgn.app._recording import MAY_LIE_THERE, Recording
-from gramgn.app._repository import absolute, shown
-from gramgn.app._run_record import dataset_record, first_record, optimizer_record
-from gramgn.app._schema import check_entries
+from gramgn.app.build import build, build_dataset, target_class
+from gramgn.app.config import check_entries
+from gramgn.app.paths import shown
+from gramgn.app.plan import Job, run_folder, write_local_paths
+from gramgn.app.recording import MAY_LIE_THERE, Recording, dataset_record, first_record, optimizer_record
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
@@ -56,14 +55,14 @@ class Parts:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Do one run and return its run.json; ``state`` there is ``"done"`` or ``"diverged"``.
+    """Do one run and return its run.json; its `state` is `"done"` or `"diverged"`.
 
-    Everything that can be wrong with the configuration is found before the run's folder is made.
+    Every mistake in the configuration is found before the run's folder is created.
 
     Raises:
-        InputError: If configuration or data are not usable.
-        StopRequested: If the run was asked to stop; its state on disk is ``"interrupted"``.
-        Exception: Whatever a user's own class raised; the state on disk is ``"failed"``.
+        InputError: Configuration or data are not usable.
+        StopRequested: The run was asked to stop; its state on disk is `"interrupted"`.
+        Exception: Whatever a user-defined class raised; the state on disk is `"failed"`.
     """
     if job.stored is not None and _is_complete(job.stored, job.config):
         return job.stored
@@ -71,7 +70,7 @@ def train(job: Job) -> dict[str, Any]:
     folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder, allowed=MAY_LIE_THERE)
     with folder.lock():
         if job.stored is None:
-            write_local_paths(split_paths(job.config)[1], folder.path)
+            write_local_paths(job.config, folder.path)
         record = first_record(job, parts.model, parts.optimizer, parts.device, parts.precision)
         recording = Recording(folder, record, parts.clock)
         try:
@@ -83,7 +82,7 @@ def train(job: Job) -> dict[str, Any]:
             return recording.close(error)
         except BaseException as error:
             if job.stored is not None and recording.trainer is None and isinstance(error, InputError):
-                folder.write_run(job.stored)  # refused before it went on: the run is as it was
+                folder.write_run(job.stored)  # rejected before it was resumed: the run is as it was
             else:
                 recording.close(error)
             raise
@@ -94,7 +93,7 @@ def build_parts(job: Job) -> Parts:
     """Build and check everything that needs no data.
 
     Raises:
-        InputError: For whatever is wrong: a key, a value, a combination, missing raw data.
+        InputError: A wrong key, value or combination, or missing raw data.
     """
     check_entries(job.config)
     _check_single_process()
@@ -118,12 +117,12 @@ def build_parts(job: Job) -> Parts:
 
 
 def warm_start(model: nn.Module, init_from: str) -> None:
-    """Load the last weights of another run; the last layer is kept, and targets are standardised anew.
+    """Load the last weights of another run, its last layer included; the statistics of the targets are new.
 
     Raises:
-        InputError: If the folder is no run's, or its network has other parameters.
+        InputError: The folder is not a run's, or its network has other parameters.
     """
-    folder = RunFolder.open(absolute(init_from))
+    folder = run_folder("init_from", init_from)
     weights = load_weights(folder.checkpoint_dir, say)
     own = {name: list(value.shape) for name, value in model.state_dict().items()}
     theirs = {name: list(value.shape) for name, value in weights.items()}
@@ -152,7 +151,7 @@ def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.opti
 
 
 def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
-    """Load the data and put the loop together, at the last checkpoint where the run is resumed."""
+    """Load the data and build the loop, at the last checkpoint if the run is resumed."""
     config = parts.config
     loaded = parts.dataset.load(config.image_size)
     described = dataset_record(loaded)
@@ -191,14 +190,14 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     if job.stored is not None:
         _resume(trainer, job.stored)
     recording.trainer = trainer
-    # Last: a run that is refused above has no W&B run to be closed.
+    # Last: a run that is rejected above has no W&B run to be closed.
     recording.start_mirror(parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
 
 
 def _is_complete(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Tell, and say, that a finished run has all the epochs that are asked for; it is then left alone."""
+    """Return, and report, whether a finished run has all the epochs that are asked for."""
     done, asked = stored["config"]["trainer"]["epochs"], config["trainer"]["epochs"]
     if stored["state"] != "done" or not isinstance(asked, int) or asked > done:
         return False
@@ -232,7 +231,12 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
 
 
 def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.device) -> None:
-    """Try the network on two blank samples, so that a wrong shape is found before the data is prepared."""
+    """Try the network on two blank samples, so that a wrong shape is found before the data is prepared.
+
+    Raises:
+        ConfigError: The network rejects the samples, or does not return one number per sample.
+        JobFailedError: Memory ran out.
+    """
     shape = _sample_shape(dataset, config)
     if shape is None:
         return
@@ -259,13 +263,13 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     got = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     if got != [2]:
         raise ConfigError(
-            f"the network must return one number a sample, shape [2] for 2 samples; it returned {got}. "
+            f"the network must return one number per sample, shape [2] for 2 samples; it returned {got}. "
             "Set num_outputs=1, or end its forward with .squeeze(-1)"
         )
 
 
 def _sample_shape(dataset: Any, config: TrainerConfig) -> tuple[int, ...] | None:
-    """Return the shape of one sample: what the data set says, else that of square images, None if unknown."""
+    """Return the shape of one sample: the data set's own, else that of square images, None if unknown."""
     if hasattr(dataset, "sample_shape"):
         return tuple(dataset.sample_shape(config.image_size))
     channels = getattr(dataset, "channels", None)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from gramgn.app._repository import absolute
+from gramgn.app.paths import absolute
 from gramgn.errors import ConfigError, InputError, first_line, nearest
 
 PATHS = ("root", "prepared_root")

@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gramgn.app._repository import absolute, repository, shown
-from gramgn.app._resolvers import register_run_resolvers
+from gramgn.app.paths import absolute, repository, shown
+from gramgn.app.resolvers import register_run_resolvers
 from gramgn.errors import ConfigError
 from gramgn.records import identifying, override_key, short_hash
 

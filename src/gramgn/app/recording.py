@@ -1,0 +1,173 @@
+"""The records of one run: the content of run.json, the log, and the W&B mirror."""
+
+from __future__ import annotations
+
+import secrets
+import traceback
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from gramgn.app.paths import repository, shown
+from gramgn.app.plan import OUTPUT_FILE, Job, split_paths
+from gramgn.damping import alpha_from_sum, alpha_to_sum
+from gramgn.errors import InputError
+from gramgn.progress import say
+from gramgn.records import Row, RunFolder, git_state, path_override, portable, processor_name, start_record
+from gramgn.stopping import StopRequested
+from gramgn.tracking import TrackingConfig, WandbMirror
+from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
+
+LOG_FILE = "log.txt"
+# What may lie in a new run's folder: its process's output in a sweep, and leftovers of a start that was rejected.
+MAY_LIE_THERE = (OUTPUT_FILE, LOG_FILE, "wandb")
+
+
+class Recording:
+    """Keeps run.json true, whatever happens, and closes the mirror after the records are on disk.
+
+    Args:
+        folder: The run's folder, locked by the caller.
+        record: The first content of run.json.
+        clock: The run's clock.
+    """
+
+    def __init__(self, folder: RunFolder, record: dict[str, Any], clock: Clock) -> None:
+        self.folder, self.clock = folder, clock
+        self.reporter = Reporter(self.log, unit="")
+        self.trainer: Trainer | None = None
+        self._mirror: WandbMirror | None = None
+        folder.write_run(record)
+
+    def log(self, line: str) -> None:
+        """Append a line to the run's log file."""
+        with (self.folder.path / LOG_FILE).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def add(self, **entries: Any) -> dict[str, Any]:
+        """Change entries of run.json and return all of it."""
+        return self.folder.update_run(**entries)
+
+    def start_mirror(self, tracking: TrackingConfig) -> None:
+        """Open the W&B run of this job, or the same one again when it is resumed."""
+        record = self.folder.read_run()
+        self._mirror = WandbMirror.start(self.folder, record, tracking)
+        if self._mirror.mode != "none":
+            self.add(wandb={"id": record["id"], "mode": self._mirror.mode})
+
+    def rows(self, rows: list[Row]) -> None:
+        """Mirror rows of metrics.csv whose checkpoint is on disk."""
+        if self._mirror is not None:
+            self._mirror.log_rows(rows)
+
+    def close(self, error: BaseException | None) -> dict[str, Any]:
+        """Write the final state and return run.json.
+
+        Args:
+            error: What ended the run early; None if it is done.
+        """
+        state, exit_code = outcome(error)
+        self.reporter.close()
+        entry = None
+        if error is not None:
+            entry = {"type": type(error).__name__, "message": portable(str(error), repository())}
+            is_bug = state == "failed" and not isinstance(error, InputError)
+            self.log("".join(traceback.format_exception(error)) if is_bug else f"{state}: {error}")
+        entries: dict[str, Any] = {"state": state, "error": entry, "time": self.clock.summary()}
+        if self.trainer is not None and self.trainer.position.best.epoch:
+            entries["best"] = vars(self.trainer.position.best).copy()
+        record = self.add(**entries)
+        if self._mirror is not None:
+            reason = f"{entry['type']}: {entry['message']}" if entry else None
+            self._mirror.finish(exit_code, reason, entries.get("best"))
+        why = f"{error}; " if state == "diverged" else ""
+        resume = path_override("resume", shown(self.folder.path))
+        how = f" (resume it with {resume})" if state == "interrupted" else ""
+        say(f"{state}: {why}{shown(self.folder.path)}{how}")
+        return record
+
+
+def outcome(error: BaseException | None) -> tuple[str, int]:
+    """Return the state and the exit code of a run that ended with `error`, or without one."""
+    match error:
+        case None:
+            return "done", 0
+        case Diverged():
+            return "diverged", 3
+        case StopRequested():
+            return "interrupted", error.exit_code
+        case InputError():
+            return "failed", 2
+    return "failed", 1
+
+
+def first_record(
+    job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, precision: Precision
+) -> dict[str, Any]:
+    """Return run.json as it is written before any work, so that even a killed run says what it was."""
+    config, _ = split_paths(job.config)
+    start = start_record() | {"git": job.git or git_state(repository())}
+    stored = job.stored or {}
+    return {
+        "id": stored.get("id") or secrets.token_hex(8),
+        "state": "running",
+        "error": None,
+        "name": job.config["name"],
+        "group": job.group,
+        "choices": job.choices,
+        "dataset": stored.get("dataset") or {"name": job.config["dataset"].get("name")},
+        "model": {
+            "name": job.choices.get("model", type(model).__name__),
+            "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        },
+        "optimizer": optimizer_record(job, optimizer, None),
+        "config": config,
+        "overrides": portable(job.overrides, repository()),
+        "seed": job.config["seed"],
+        "init_from": config["init_from"],
+        "scaling": stored.get("scaling"),
+        "git": start["git"],
+        "versions": start["versions"],
+        "device": {
+            "kind": device.type,
+            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
+        },
+        "threads": torch.get_num_threads(),
+        "precision": asdict(precision),
+        "starts": [*stored.get("starts", []), start],
+        "resume_count": len(stored.get("starts", [])),
+        "time": stored.get("time"),
+        "wandb": stored.get("wandb"),
+        "best": stored.get("best"),
+    }
+
+
+def dataset_record(data: Any) -> dict[str, Any]:
+    """Return the record of a data set; its size is that of the images, whatever was asked for."""
+    return {
+        "name": data.name,
+        "kind": data.kind,
+        "unit": data.unit,
+        "image_size": int(data.images.shape[-1]) if data.images.ndim == 4 else None,
+        "manifest_sha256": data.manifest_sha256,
+        "summary": portable(data.summary, repository()),
+    }
+
+
+def optimizer_record(job: Job, optimizer: torch.optim.Optimizer, batch_size: int | None) -> dict[str, Any]:
+    """Return the optimizer's name and, once b is known, GGN's alpha in both conventions for a whole batch.
+
+    In the trace convention alpha has no fixed value in either: metrics.csv has it for every epoch.
+    """
+    record: dict[str, Any] = {"name": job.choices.get("optimizer", type(optimizer).__name__)}
+    settings = optimizer.param_groups[0]
+    if "damping_convention" in settings and batch_size is not None:
+        convention = settings["damping_convention"]
+        record |= {"lam": float(settings["lam"]), "damping_convention": convention}
+        if convention != "trace":
+            alpha_sum = alpha_to_sum(float(settings["alpha"]), convention, num_samples=batch_size)
+            alpha_mean = alpha_from_sum(alpha_sum, "mean", num_samples=batch_size)
+            record |= {"alpha_sum": alpha_sum, "alpha_mean": alpha_mean}
+    return record
