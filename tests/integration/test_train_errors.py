@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,19 +138,6 @@ def test_a_reader_that_leaves_does_not_fail_the_run(house: House) -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert read_run(house.runs()[0])["state"] == "done"
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("sweep", [(), ("-m", "seed=0,1")])
-def test_streams_that_a_shell_closed(house: House, closed: str, sweep: tuple[str, ...]) -> None:
-    """Nobody hears what is said; the records are written all the same."""
-    words = [sys.executable, str(house.root / "train.py"), *BLOBS, *sweep, *SMALL]
-    command = f"{shlex.join(words)} {closed}"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=house.root, env=house.environment(), capture_output=True, timeout=120
-    )
-    assert done.returncode == 0, done
-    assert [read_run(folder)["state"] for folder in house.runs()] == ["done"] * (2 if sweep else 1)
 
 
 def test_ctrl_c_while_importing(house: House, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ PATHS = ("raw", "prepared")
 # Concerns a whole sweep, so that no run records it.
 SWEEP_ENTRIES = ("on_failure",)
 # Files in conf/ that follow from other choices, or from the machine.
-DERIVED_GROUPS = ("dataset_optimizer", "scale", "local")
+DERIVED_GROUPS = ("dataset_optimizer", "experiment_optimizer", "scale", "local")
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

@@ -96,15 +96,12 @@ class Trained:
             raise ConfigError(f"dataset.root={root}: {section['_target_']} has no folder of raw data")
         return build_dataset(section if root is None else {**section, "root": root})
 
-    def outputs(self, images: NDArray[Any], channels: int) -> Tensor:
-        """Return the network's outputs `[b]` in standardised units.
+    def inputs(self, images: NDArray[Any], channels: int) -> Tensor:
+        """Return the network's input `[b, channels, H, W]`, normalised as in training.
 
         Args:
             images: uint8 `[b, C, H, W]`, or floating features `[b, ...]`, which are left as they are.
             channels: Channels of the network; one stored channel is repeated.
-
-        Raises:
-            InputError: The network does not return one number per image.
         """
         is_image = images.dtype == np.uint8
         memory_format = _memory_format(self.run) if images.ndim == 4 else torch.contiguous_format
@@ -118,10 +115,17 @@ class Trained:
             inputs = (inputs - mean) / std
             if inputs.shape[1] != channels:
                 inputs = inputs.expand(-1, channels, -1, -1).contiguous(memory_format=memory_format)
+        return inputs
+
+    def outputs(self, images: NDArray[Any], channels: int) -> Tensor:
+        """Return the network's outputs `[b]` in standardised units; arguments as for `inputs`.
+
+        Raises:
+            InputError: The network does not return one number per image.
+        """
+        zeros = torch.zeros(len(images), dtype=self._dtype, device=self.device)
         with torch.no_grad():
-            return residuals(
-                self.model, inputs, torch.zeros(len(inputs), dtype=self._dtype, device=self.device)
-            )
+            return residuals(self.model, self.inputs(images, channels), zeros)
 
     def predict(self, images: NDArray[Any], channels: int) -> NDArray[np.float64]:
         """Return predictions `[b]` in the data's unit; arguments as for `outputs`."""
