@@ -328,6 +328,8 @@ def test_what_may_differ() -> None:
     same = [settings(each) == settings(one) for each in (threads, longer, root, seed)]
     assert same == [True, False, True, True]
     assert other_settings(longer) == other_settings(one)
+    rates = [changed("optimizer", lr=rates) for rates in ([0.1], [0.2])]
+    assert len({other_settings(each) for each in (one, *rates)}) == 3
     assert differing(one["config"], longer["config"]) == {"trainer.epochs": (2, 9)}
 
 

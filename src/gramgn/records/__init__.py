@@ -45,16 +45,13 @@ from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
 from gramgn.records.schema import ENTRIES, FORMAT, STATES
 from gramgn.records.sweep_folder import (
-    CELL_STATES,
     LOCK_FILE,
     SWEEP_FILE,
-    SWEEP_FORMAT,
     CellStatus,
     SweepFolder,
     code_version,
     code_versions,
     count_states,
-    failure_reason,
     find_sweeps,
     run_status,
     varying,
@@ -62,7 +59,6 @@ from gramgn.records.sweep_folder import (
 from gramgn.records.table import WAITING, runs
 
 __all__ = [
-    "CELL_STATES",
     "CONVENTIONS",
     "DATA_COLUMNS",
     "ENDED",
@@ -78,7 +74,6 @@ __all__ = [
     "SETTING_COLUMNS",
     "STATES",
     "SWEEP_FILE",
-    "SWEEP_FORMAT",
     "WAITING",
     "CellStatus",
     "Row",
@@ -94,7 +89,6 @@ __all__ = [
     "config_hash",
     "count_states",
     "differing",
-    "failure_reason",
     "final_loss",
     "find_runs",
     "find_sweeps",

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of each."""
+"""Crash-safe writing: a file holds its old content or its new content, never half of each."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gramgn.errors import InputError
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; its content replaces ``path`` when the block ends well.
+    """Yield a temporary path; when the block ends without an error, its content replaces `path`.
 
-    The new content is on disk (fsync) before it takes the name, so a kill or a power cut at any moment leaves
-    the old file or the new one. If the block raises, ``path`` is untouched and the temporary file is removed.
+    The new content is on disk (fsync) before it takes the name, so a kill or a power cut at any moment leaves the old
+    file or the new one. If the block raises, `path` stays as it was and the temporary file is removed.
 
     Args:
         path: The file to write. Its folder must exist.
@@ -38,7 +38,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write a whole file through :func:`atomic_file`; text is UTF-8.
+    """Write a whole file atomically; text is encoded as UTF-8.
 
     Args:
         path: The file to write or replace.
@@ -53,7 +53,7 @@ def write_atomic(path: Path, content: bytes | str) -> None:
 
 
 def append_synced(path: Path, data: bytes) -> None:
-    """Append bytes and bring them to disk; after a failed write the file is as long as before.
+    """Append bytes and sync them to disk; a failed write leaves the file as long as before.
 
     Args:
         path: The file to append to; created if missing.
@@ -69,7 +69,7 @@ def append_synced(path: Path, data: bytes) -> None:
                 _write_all(file.fileno(), data)
                 os.fsync(file.fileno())
             except OSError:
-                # Half a line at the end would be glued to the next one.
+                # The next row would be appended to half a line.
                 if path.is_file():
                     os.ftruncate(file.fileno(), length)
                 raise
@@ -94,5 +94,5 @@ def _sync(path: Path) -> None:
 def _cannot_write(path: Path, error: OSError) -> str:
     return (
         f"cannot write {path.absolute()}: {error.strerror or error}. What was there before is unchanged. "
-        "Free some space or mend the permissions, then start again (resume=<run folder> continues a run)."
+        "Free some space or repair the permissions, then start again (resume=<run folder> continues a run)."
     )

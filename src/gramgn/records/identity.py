@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gramgn.records.columns import RUN_COLUMNS, fits
+
 INCIDENTAL = "incidental"
 RESUME = "resume"
 SEED = "seed"
@@ -146,8 +148,15 @@ def other_settings(record: Mapping[str, Any]) -> str:
     Args:
         record: Content of run.json.
     """
-    own = set(SETTING_COLUMNS.values())
-    rest = {key: _as_number(value) for key, value in settings(record).items() if key not in own}
+    # A value that its column cannot hold, such as a list of learning rates, counts here instead.
+    own = {
+        SETTING_COLUMNS[column.name]: column.type for column in RUN_COLUMNS if column.name in SETTING_COLUMNS
+    }
+    rest = {
+        key: _as_number(value)
+        for key, value in settings(record).items()
+        if key not in own or not fits(value, own[key])
+    }
     return digest(rest)[:12]
 
 

@@ -1,4 +1,4 @@
-"""The rows of ``metrics.csv``: one an epoch, every float written so that it reads back bit for bit."""
+"""The rows of metrics.csv: one per epoch, every float written so that it reads back bit for bit."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "solve_minimum_norm",
     "solve_non_finite",
     "ill_conditioned",
-    "rejected_steps",  # tries that adaptive damping or a line search refused
+    "rejected_steps",  # trial steps that adaptive damping or a line search rejected
     "skipped_batches",
     "peak_mem_mib",
 )
@@ -62,13 +62,13 @@ HEADER = ",".join(METRIC_COLUMNS) + "\n"
 
 
 def format_row(row: Mapping[str, int | float | None]) -> str:
-    """Return one line of ``metrics.csv``; a missing or ``None`` value is an empty cell.
+    """Return one line of `metrics.csv`; a missing or `None` value is an empty cell.
 
     Args:
-        row: Values by column name. ``epoch`` is required.
+        row: Values by column name. `epoch` is required.
 
     Raises:
-        ValueError: A name is not one of :data:`METRIC_COLUMNS`, or ``epoch`` is missing.
+        ValueError: A name is not one of `METRIC_COLUMNS`, or `epoch` is missing.
     """
     unknown = sorted(set(row) - set(METRIC_COLUMNS))
     if unknown:
@@ -79,21 +79,21 @@ def format_row(row: Mapping[str, int | float | None]) -> str:
 
 
 def parse_metrics(text: str, source: str) -> tuple[list[Row], str | None]:
-    """Read the text of a ``metrics.csv``.
+    """Read the text of a `metrics.csv`.
 
-    A file cut in mid-line (by a kill or a full disk) keeps its whole rows. A last line without its line end
-    is torn even if it has all cells: ``0.12`` may be the start of ``0.125``.
+    A file cut in mid-line (by a kill or a full disk) keeps its whole rows. A last line without its line end is torn
+    even if it has all cells: `0.12` may be the start of `0.125`.
 
     Args:
         text: The whole file.
         source: Its name, for messages.
 
     Returns:
-        The rows with every name of :data:`METRIC_COLUMNS` (``None`` where the cell is empty or the column is
-        missing), and ``None`` or one sentence about a torn last line that was left out.
+        The rows with every name of `METRIC_COLUMNS` (`None` where the cell is empty or the column is
+        missing), and `None` or one sentence about a torn last line that was left out.
 
     Raises:
-        InputError: The header is not ours, or a line other than the last is damaged.
+        InputError: The header has unknown columns, or a line other than the last is damaged.
     """
     lines = text.splitlines(keepends=True)
     if not lines or not lines[0].endswith("\n"):
@@ -109,7 +109,7 @@ def parse_metrics(text: str, source: str) -> tuple[list[Row], str | None]:
             if number == len(lines):
                 return rows, f"{source}: line {number} is torn ({error}); {len(rows)} whole rows before it"
             raise InputError(
-                f"{source}: line {number} is damaged ({error}). Mend or remove that line, or run again."
+                f"{source}: line {number} is damaged ({error}). Repair or remove that line, or run again."
             ) from error
     return rows, None
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, time. No host names, no user names, no paths of the machine."""
+"""Provenance of a result: code, versions, time; no host names, user names or paths of the machine."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _HOME = re.compile(r"^/(?:home|Users)/[^/]+/?$|^/root/?$")
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python, this package and what it builds on, without importing any of them.
+    """Return the versions of Python, this package and its dependencies, without importing any of them.
 
     Returns:
-        Version by short name; ``None`` for what is not installed.
+        Version by short name; None for packages that are not installed.
     """
     from gramgn import __version__
 
@@ -49,13 +49,13 @@ def versions() -> dict[str, str | None]:
 
 
 def start_record() -> dict[str, Any]:
-    """Return one entry of ``starts`` in ``run.json``: when this process took up the run, and with what."""
+    """Return one entry of `starts` in run.json: when this process started or resumed the run, and its versions."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"time_utc": now.replace("+00:00", "Z"), "platform": _platform(), "versions": versions()}
 
 
 def processor_name() -> str:
-    """Return the CPU's model name, or its architecture where the system does not tell the model."""
+    """Return the CPU's model name, or its architecture if the system does not report the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def processor_name() -> str:
 
 
 def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[str, Any]:
-    """Return which code ran.
+    """Return which version of the code is running.
 
     Args:
         repo: The folder of the repository. An enclosing other repository (of a user who installed the package
@@ -73,9 +73,9 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
         timeout_s: Seconds that each call of git may take.
 
     Returns:
-        ``commit``, ``dirty`` (tracked changes or untracked files that are not ignored), ``diff_sha256`` of
-        all that (``None`` if clean). Without git, outside a repository or after a few seconds: all ``None``
-        and a ``note`` why.
+        `commit`, `dirty` (tracked changes or untracked files that are not ignored), `diff_sha256` of
+        all that (None if clean). Without git, outside a repository or after the timeout all are None, and `note`
+        says why.
     """
     root = Path(repo).resolve()
     try:
@@ -98,8 +98,8 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
 def portable(value: Any, repo: str | os.PathLike[str]) -> Any:
     """Return a configuration, a list of overrides or a message without this machine's paths.
 
-    A path inside the repository becomes relative to it; of any other absolute path only the last name stays
-    (``~`` for a home folder). Such paths are found inside longer texts as well.
+    A path inside the repository becomes relative to it; any other absolute path is cut to its last name (`~` for a home
+    folder). Paths are replaced inside longer texts as well.
 
     Args:
         value: Text, or mappings and lists of it; other types are returned as they are.

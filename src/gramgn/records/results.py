@@ -65,7 +65,8 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     _check_columns(list(cells.columns), path)
     table = pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
     changes = table["git_diff"].str[:6].radd("+").fillna("")
-    return table.assign(code=table["git"].str[:10] + changes, source=str(path))
+    code = (table["git"].str[:10] + changes).fillna("unknown")
+    return table.assign(code=code, source=str(path))
 
 
 def _check_columns(names: list[str], path: Path) -> None:

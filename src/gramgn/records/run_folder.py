@@ -1,4 +1,4 @@
-"""The folder of one run: ``run.json`` and ``metrics.csv`` are the truth about it."""
+"""The folder of one run, with run.json and metrics.csv."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gramgn.records.schema import FORMAT, STATES, check_record
 
 
 class RunFolder:
-    """One run on disk. Make one with :meth:`create` or :meth:`open`.
+    """One run on disk; see `create` and `open`.
 
     Attributes:
         path: The folder, absolute.
@@ -33,14 +33,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], *, allowed: Collection[str] = ()) -> RunFolder:
-        """Make a new run folder; of two processes that ask for the same one, exactly one gets it.
+        """Create a run folder; if several processes ask for the same one, exactly one gets it.
 
         Args:
             path: The folder, missing or empty.
-            allowed: Names of entries that may lie there already (what Hydra writes before we start).
+            allowed: Names of entries that may already exist (what Hydra writes before the run starts).
 
         Raises:
-            InputError: The folder holds something, another process has just taken it, or it cannot be made.
+            InputError: The folder is not empty, another process has just taken it, or it cannot be created.
         """
         folder = cls(path)
         try:
@@ -68,10 +68,10 @@ class RunFolder:
         """Open the folder of a run that exists.
 
         Args:
-            path: A folder with a ``run.json``.
+            path: A folder with a `run.json`.
 
         Raises:
-            InputError: There is no such folder, or it holds no ``run.json``.
+            InputError: There is no such folder, or it holds no `run.json`.
         """
         folder = cls(path)
         if not folder.path.is_dir():
@@ -85,7 +85,7 @@ class RunFolder:
 
     @property
     def metrics_csv(self) -> Path:
-        """One row an epoch, see :data:`METRIC_COLUMNS`."""
+        """One row an epoch, see `METRIC_COLUMNS`."""
         return self.path / "metrics.csv"
 
     @property
@@ -103,16 +103,16 @@ class RunFolder:
         return self.path / ".lock"
 
     def write_run(self, run: Mapping[str, Any]) -> None:
-        """Replace ``run.json`` atomically.
+        """Replace `run.json` atomically.
 
-        Numbers that JSON does not know are written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which
-        ``float`` reads back; any JSON reader can read the file.
+        NaN and infinities, which JSON lacks, are written as the strings `"nan"`, `"inf"` and `"-inf"`, which `float`
+        reads back; any JSON reader can read the file.
 
         Args:
-            run: Plain JSON types with a ``state`` out of :data:`STATES`; ``format`` is added.
+            run: Plain JSON types, with a `state` out of `STATES`; `format` is added.
 
         Raises:
-            ValueError: The state is not one of :data:`STATES`.
+            ValueError: The state is not one of `STATES`.
             InputError: The disk is full or the folder cannot be written.
         """
         if run.get("state") not in STATES:
@@ -121,13 +121,13 @@ class RunFolder:
         write_atomic(self.run_json, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
 
     def update_run(self, **changes: Any) -> dict[str, Any]:
-        """Replace some top-level entries of ``run.json`` and return the new content.
+        """Replace some top-level entries of `run.json` and return the new content.
 
         Args:
-            **changes: Entries by name, e.g. ``state="done"``.
+            **changes: Entries by name, e.g. `state="done"`.
 
         Raises:
-            InputError: ``run.json`` cannot be read or written.
+            InputError: `run.json` cannot be read or written.
         """
         run = {**self.read_run(), **changes}
         self.write_run(run)
@@ -153,14 +153,14 @@ class RunFolder:
         return found
 
     def append_metrics(self, row: Mapping[str, int | float | None]) -> None:
-        """Append one epoch to ``metrics.csv`` and bring it to disk.
+        """Append one epoch to metrics.csv and sync it to disk.
 
         Args:
-            row: Values by column name; what is missing becomes an empty cell.
+            row: Values by column name; a missing one becomes an empty cell.
 
         Raises:
-            ValueError: A column is unknown or ``epoch`` is missing.
-            InputError: The disk is full (the file keeps its whole rows), or the file has other columns.
+            ValueError: A column is unknown or `epoch` is missing.
+            InputError: The disk is full (the file keeps its whole rows), or the file has columns of another version.
         """
         line = format_row(row)
         text = self._metrics_text()
@@ -173,17 +173,17 @@ class RunFolder:
                 "that began it, or start a new one."
             )
         else:
-            # Missing, empty, or killed within its very first line.
+            # Missing, empty, or cut in its first line.
             if text:
                 write_atomic(self.metrics_csv, "")
             line = HEADER + line
         append_synced(self.metrics_csv, line.encode())
 
     def truncate_metrics(self, epoch: int | None = None) -> None:
-        """Cut ``metrics.csv`` back to an epoch, atomically; a torn last line goes as well.
+        """Cut metrics.csv back to an epoch, atomically; a torn last line is removed as well.
 
         Args:
-            epoch: Last epoch to keep (that of the checkpoint, on resume); ``None`` keeps all whole rows.
+            epoch: Last epoch to keep (that of the checkpoint, on resume); `None` keeps all whole rows.
 
         Raises:
             InputError: The file is damaged before its last line, or cannot be written.
@@ -195,13 +195,13 @@ class RunFolder:
         write_atomic(self.metrics_csv, HEADER + "".join(format_row(row) for row in kept))
 
     def read_metrics(self, *, report: Callable[[str], None] = say) -> list[Row]:
-        """Return the rows of ``metrics.csv`` in file order; none if there is no file yet.
+        """Return the rows of `metrics.csv` in file order; none if there is no file yet.
 
         Args:
             report: Called with one sentence if the last line is torn (and left out). Default: to stderr.
 
         Raises:
-            InputError: The file cannot be read, is not ours, or is damaged before its last line.
+            InputError: The file cannot be read, has unknown columns, or is damaged before its last line.
         """
         rows, problem = parse_metrics(self._metrics_text(), str(self.metrics_csv))
         if problem:
@@ -210,7 +210,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process while the block runs; a killed process frees it as well.
+        """Reserve the run for this process while the block runs; if the process is killed, the lock is released.
 
         Raises:
             InputError: Another process is writing this run.
@@ -230,10 +230,10 @@ class RunFolder:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunFolder]:
-    """Return all run folders (those with a ``run.json``) under ``root``, sorted by path.
+    """Return all run folders (those with a `run.json`) under `root`, sorted by path.
 
     Args:
-        root: Folder to search, to any depth; a run folder itself gives that run. Missing: no runs.
+        root: Folder to search, to any depth, or a run folder. A missing folder holds no runs.
     """
     found: list[RunFolder] = []
     for folder, folders, files in os.walk(root):
@@ -244,7 +244,7 @@ def find_runs(root: str | os.PathLike[str]) -> list[RunFolder]:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` with the floats that JSON does not know as strings."""
+    """Return a value with NaN and infinities, which JSON lacks, as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The folder of a sweep: ``sweep.json`` says what was asked for, the runs in it say how far they are."""
+"""The folder of a sweep: sweep.json holds what was requested, the runs in it hold their progress."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ SWEEP_FORMAT = 1
 CELL_STATES = ("waiting", "running", "killed", "interrupted", "failed", "diverged", "done")
 SWEEP_FILE = "sweep.json"
 LOCK_FILE = "sweep.lock"
-# Kinds of errors whose message tells the whole story.
+# Errors of these types are fully explained by their message.
 _SAID_IN_FULL = ("InputError", "ConfigError", "DataError", "Killed")
 
 
 @dataclass(frozen=True)
 class CellStatus:
-    """How far one job of a sweep is, as its records say.
+    """The progress of one job of a sweep, from its records.
 
     Attributes:
         folder: Its run folder, absolute; missing on disk if the job has not begun.
-        label: What it has that not all jobs of the sweep have, e.g. ``"optimizer.lam=1 seed=0"``.
-        overrides: All of its command line.
-        state: One of :data:`CELL_STATES`. ``killed``: it ended without saying so, and nothing works on it.
+        label: The overrides that not all jobs of the sweep share, e.g. `"optimizer.lam=1 seed=0"`.
+        overrides: Its whole command line.
+        state: One of `CELL_STATES`. A job is `killed` if it ended without recording why and no
+            process works on it.
         epoch: Last whole epoch; None before the first.
         epochs: Epochs asked for; None before it began.
-        train_loss: Mean squared error of ``epoch``, in standardised units.
+        train_loss: Mean squared error of `epoch`, in standardised units.
         val_loss: The best so far, in standardised units.
-        elapsed_s: Seconds of the run up to ``epoch``, or all of them if it has ended.
+        elapsed_s: Seconds of the run up to `epoch`, or all of them if it has ended.
         error: Why it failed, diverged or stopped.
-        commits: The code versions that it ran with, oldest first; ``+`` marks uncommitted changes.
+        commits: The code versions that it ran with, oldest first; `+` marks uncommitted changes.
     """
 
     folder: Path
@@ -54,13 +55,13 @@ class CellStatus:
     commits: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain JSON types: the folder by its name, numbers that JSON does not know as text."""
+        """Return plain JSON types: the folder by its name, NaN and infinities as text."""
         content: dict[str, Any] = finite({**asdict(self), "folder": self.folder.name})
         return content
 
 
 class SweepFolder:
-    """One sweep on disk, wherever it was moved to.
+    """One sweep on disk; it may have been moved.
 
     Attributes:
         path: The folder, absolute.
@@ -71,14 +72,14 @@ class SweepFolder:
 
     @property
     def sweep_json(self) -> Path:
-        """What was asked for, and what the sweep itself knows of its jobs."""
+        """What was requested, and what the sweep itself recorded about its jobs."""
         return self.path / SWEEP_FILE
 
     def read(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``.
+        """Return the content of sweep.json.
 
         Raises:
-            InputError: There is none, or it is damaged or of another format.
+            InputError: The file is missing, damaged or of another format.
         """
         try:
             content = json.loads(self.sweep_json.read_text(encoding="utf-8"))
@@ -103,7 +104,7 @@ class SweepFolder:
         return found
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace ``sweep.json`` atomically; ``format`` is added.
+        """Replace `sweep.json` atomically; `format` is added.
 
         Raises:
             InputError: The disk is full or the folder cannot be written.
@@ -112,14 +113,14 @@ class SweepFolder:
         write_atomic(self.sweep_json, text + "\n")
 
     def is_active(self) -> bool:
-        """Tell whether a process works on the sweep; False where the system has no file locks."""
+        """Return whether a process is working on the sweep."""
         return is_locked(self.path / LOCK_FILE)
 
     def cells(self) -> list[CellStatus]:
-        """Return how far each job is, in the order of the sweep; one with damaged records has failed.
+        """Return the progress of each job, in the order of the sweep; a job with damaged records counts as failed.
 
         Raises:
-            InputError: ``sweep.json`` is damaged.
+            InputError: sweep.json is missing or damaged.
         """
         record, active = self.read(), self.is_active()
         labels = varying([cell.get("overrides") or [] for cell in record["cells"]])
@@ -142,13 +143,13 @@ class SweepFolder:
 def run_status(
     run: RunFolder, *, active: bool, folder: Path, label: str, overrides: tuple[str, ...]
 ) -> CellStatus:
-    """Return how far a run is that has begun.
+    """Return the progress of a run that has begun.
 
     Args:
         run: Its folder.
-        active: Whether the sweep it belongs to is being worked on.
-        folder: See :class:`CellStatus`, as the following.
-        label: What distinguishes it.
+        active: Whether a process is working on its sweep.
+        folder: See `CellStatus`, also for the arguments below.
+        label: The overrides that distinguish it.
         overrides: Its command line.
 
     Raises:
@@ -191,19 +192,19 @@ def failure_reason(record: Mapping[str, Any]) -> str | None:
 
 
 def code_versions(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the code versions of a run's starts, each once: 10 digits of the commit and ``+`` if changed.
+    """Return the code versions of a run's starts, each once: 10 digits of the commit and `+` if changed.
 
-    Changes that are not committed are told apart by the first digits of their hash.
+    The first digits of a hash distinguish uncommitted changes.
 
     Args:
-        record: Content of ``run.json``.
+        record: Content of run.json.
     """
     states = [start.get("git") or {} for start in record.get("starts") or []] or [record.get("git") or {}]
     return tuple(dict.fromkeys(code_version(git) for git in states))
 
 
 def code_version(git: Mapping[str, Any]) -> str:
-    """Return one version in short, e.g. ``"1a2b3c4d5e+9f8e7d"``; ``"unknown"`` outside a repository."""
+    """Return a version of the code in short, e.g. `"1a2b3c4d5e+9f8e7d"`; `"unknown"` outside a repository."""
     commit, changes = git.get("commit"), git.get("diff_sha256")
     if not commit and not changes:
         return "unknown"
@@ -211,7 +212,7 @@ def code_version(git: Mapping[str, Any]) -> str:
 
 
 def count_states(cells: Sequence[CellStatus]) -> dict[str, int]:
-    """Return the number of jobs in each state that occurs, in the order of :data:`CELL_STATES`."""
+    """Return the number of jobs in each state that occurs, in the order of `CELL_STATES`."""
     counts = Counter(cell.state for cell in cells)
     return {state: counts[state] for state in CELL_STATES if counts[state]}
 
@@ -223,9 +224,9 @@ def find_sweeps(root: str | os.PathLike[str]) -> list[SweepFolder]:
 
 
 def varying(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return, for each of several lists of overrides, those that not all of them have, as one text.
+    """Return, for each of several command lines, the overrides that not all of them share, joined to one text.
 
-    A single list has all of its overrides in common: its text is empty.
+    Of a single command line the text is empty.
     """
     if not commands:
         return []
@@ -234,7 +235,7 @@ def varying(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _unbegun(cell: Mapping[str, Any], active: bool) -> str:
-    """Return the state of a job that left no run.json; one that had ended well has to be done again."""
+    """Return the state of a job without run.json; a job recorded as finished has to be repeated."""
     state = str(cell.get("state") or "waiting")
     if state == "running" and not active:
         return "killed"

@@ -32,7 +32,6 @@ Draw: TypeAlias = Callable[[Path, Path], bool]
 """Draws the heatmap of a sweep's folder into a PNG file; returns False if the sweep has none."""
 
 _OWN = {"optimizer.lam": "lam", "optimizer.alpha": "alpha", "seed": "seed"}
-_DRAWING_S = 20.0  # for reading the records and drawing, in addition to W&B's limits
 
 
 def sweep_table(folder: Path) -> pd.DataFrame:
@@ -134,15 +133,18 @@ def upload_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> s
     return f"summary of {len(table)} jobs ({config.mode}{'' if images else ', no heatmap'})"
 
 
-def log_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> None:
+def log_summary(
+    folder: Path, config: TrackingConfig, draw: Draw | None, *, drawing_timeout_s: float = 20.0
+) -> None:
     """Send a sweep's summary when the sweep ends; a failure is reported in one line and does not reach the sweep.
 
-    Online falls back to offline, as for a run. It ends within both time limits and 20 seconds.
+    Online falls back to offline, as for a run. The call ends within the sum of the three time limits.
 
     Args:
         folder: The sweep's folder; all its records are on disk.
         config: That of its runs; mode `"none"` does nothing.
         draw: Draws the heatmap; None sends the table alone.
+        drawing_timeout_s: Longest time for reading the records and drawing, in seconds.
     """
     if config.mode == "none":
         return
@@ -155,7 +157,7 @@ def log_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> None
         upload_summary(folder, replace(config, mode=mode), draw)
 
     try:
-        bounded(work, config.init_timeout_s + config.finish_timeout_s + _DRAWING_S)
+        bounded(work, config.init_timeout_s + config.finish_timeout_s + drawing_timeout_s)
     except NothingToUploadError:
         pass
     except Exception as error:
