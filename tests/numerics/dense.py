@@ -1,6 +1,6 @@
-"""A dense reference of every variant, in parameter space: normal equations with J as one matrix, in float64.
+"""A dense reference for every variant, in parameter space: normal equations with J as one matrix, in float64.
 
-It shares no line with the optimizer: no Gram matrix, no shift, no groups' weights. Each step minimises
+It shares no line with the optimizer: no Gram matrix, no shift, no weights of groups. Each step minimises
 
     lam/2 |J d + r/lam|^2 + sum_g ( alpha_g/2 |d_g - mu d_previous|^2 + wd_g/2 |w_g + d_g|^2 ).
 """
@@ -21,10 +21,10 @@ class Dense:
     """An optimizer of the flat parameters w [m].
 
     Attributes:
-        problem: Tells residuals (or logits) as a function of w.
+        problem: Gives the residuals (or logits) as a function of w.
         groups: The group of each parameter of the problem.
-        options: Hyper-parameters of each group; the shared ones are read from the first.
-        labels: With labels the loss is the cross-entropy of what the problem calls its residuals.
+        options: Hyper-parameters per group; shared ones are read from the first group.
+        labels: If given, the loss is the cross-entropy with the problem's residuals as logits.
     """
 
     problem: Problem
@@ -36,13 +36,13 @@ class Dense:
     num_steps: int = 0
 
     def __post_init__(self) -> None:
-        # What a group does not say the optimizer takes from its constructor, which gets the first group's.
+        # Options that a group lacks come from the optimizer's constructor, which is given those of the first group.
         self.options = [{**self.options[0], **of_group} for of_group in self.options]
         self.w = self.problem.flat()
         self.d = torch.zeros_like(self.w)
 
     def entries(self, value: Callable[[dict[str, Any]], float]) -> Tensor:
-        """Return one value for each entry of w, by its group."""
+        """Return one value per entry of w, according to its group."""
         params = self.problem.trained().params.values()
         parts = [
             torch.full((p.numel(),), float(value(self.options[group])), dtype=torch.float64)
@@ -95,7 +95,7 @@ class Dense:
 def split_groups(
     problem: Problem, options: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return parameter groups that deal out the problem's parameters in turn, and the group of each."""
+    """Return parameter groups among which the problem's parameters are dealt out, and the group of each."""
     params = list(problem.trained().params.values())
     number = len(options)
     of_each = [i % number for i in range(len(params))]
@@ -103,10 +103,10 @@ def split_groups(
         {**given, "params": [p for p, own in zip(params, of_each, strict=True) if own == group]}
         for group, given in enumerate(options)
     ]
-    # The optimizer goes through its groups in order, so the problem's order is kept by number only.
+    # The optimizer goes through its groups one after the other, so its order is not the problem's.
     return groups, of_each
 
 
 def relative_error(given: Tensor, expected: Tensor, start: Tensor) -> float:
-    """Return the error of the way from the start, relative to its length."""
+    """Return the error of the path from the start, relative to its length."""
     return float((given - expected).norm() / (expected - start).norm())
