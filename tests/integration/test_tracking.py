@@ -209,7 +209,8 @@ import sys
 from pathlib import Path
 from gramgn.tracking import TrackingConfig, WandbMirror, log_summary
 from gramgn.records import RunFolder
-folder, config = RunFolder.open(sys.argv[1]), TrackingConfig("online", init_timeout_s=3.0, finish_timeout_s=3.0)
+folder, limit_s = RunFolder.open(sys.argv[1]), float(sys.argv[2])
+config = TrackingConfig("online", init_timeout_s=limit_s, finish_timeout_s=limit_s)
 mirror = WandbMirror.start(folder, folder.read_run(), config)
 for epoch in (1, 2):
     folder.append_metrics({"epoch": epoch, "train_s": 1.5 * epoch})
@@ -233,7 +234,8 @@ def test_online_without_a_key_or_a_network_works_offline(
     (tmp_path / "sweep.json").write_text('{"format": 1, "cells": [{"folder": "run"}]}')
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(folder.path)],
+        # Without a key it answers at once, however long that takes on a busy machine.
+        [sys.executable, "-c", TRAIN, str(folder.path), "2" if key else "20"],
         env={**os.environ, **key, "WANDB_BASE_URL": "http://127.0.0.1:9"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -322,7 +324,7 @@ def test_an_upload_that_cannot_work(tmp_path: Path, repository: Path) -> None:
     assert missing.stderr.startswith("error: there is no run in")
     sweep = make_sweep(tmp_path / "sweep")
     before = {path: path.read_bytes() for path in sweep.rglob("*") if path.is_file()}
-    done = upload(repository, sweep, "--timeout-s", "2", WANDB_API_KEY="a" * 40)
+    done = upload(repository, sweep, "--timeout-s", "1", WANDB_API_KEY="a" * 40)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: nothing was uploaded: W&B cannot be used (")

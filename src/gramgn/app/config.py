@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gramgn.errors import ConfigError, InputError, first_line, nearest
+from gramgn.errors import ConfigError, InputError, first_line, is_whole, nearest
 from gramgn.records import override_key
 from gramgn.tracking import TrackingConfig
 
@@ -91,7 +91,7 @@ def check_entries(config: Mapping[str, Any]) -> None:
         _check_complete(f"{section}.", config[section], names)
     _check_finite("", config)
     seed = config["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if not is_whole(seed, 0, 2**63 - 1):
         raise ConfigError(f"seed={seed!r} must be a whole number from 0 to 2^63 - 1")
     for name in ("name", "init_from", "resume"):
         if config[name] is not None and not isinstance(config[name], str):

@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
 
 from gramgn.app import check_doubled
-from gramgn.errors import ConfigError
+from gramgn.errors import ConfigError, is_whole
 from gramgn.records import override_key
 
 Command = tuple[str, ...]
@@ -80,7 +80,7 @@ def check_batch_size(size: Any) -> None:
     Raises:
         ConfigError: It is neither a whole number from 1 nor None.
     """
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+    if size is not None and not is_whole(size, 1):
         raise ConfigError(f"hydra.sweeper.max_batch_size={size!r} must be a number from 1, or null")
 
 

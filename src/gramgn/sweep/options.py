@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramgn.errors import ConfigError
+from gramgn.errors import ConfigError, is_whole
 
 ON_FAILURE = ("continue", "stop")
 
@@ -66,11 +66,11 @@ def read_options(n_jobs: Any, threads_per_job: Any, gpus: Any, on_failure: Any) 
     Raises:
         ConfigError: A value is not valid.
     """
-    if not _is_whole(n_jobs) or (n_jobs != -1 and n_jobs < 1):
+    if not is_whole(n_jobs, -1) or n_jobs == 0:
         raise ConfigError(
             f"hydra.launcher.n_jobs={n_jobs!r} must be a number of jobs from 1, or -1 for one per CPU core"
         )
-    if threads_per_job is not None and (not _is_whole(threads_per_job) or threads_per_job < 1):
+    if threads_per_job is not None and not is_whole(threads_per_job, 1):
         raise ConfigError(
             f"hydra.launcher.threads_per_job={threads_per_job!r} must be a number of threads from 1, or null"
         )
@@ -83,7 +83,7 @@ def _read_gpus(gpus: Any) -> tuple[str, ...] | None:
     if gpus is None:
         return None
     listed = gpus if isinstance(gpus, Sequence) and not isinstance(gpus, str) else [gpus]
-    if not listed or not all(_is_whole(each) or isinstance(each, str) for each in listed):
+    if not listed or not all(is_whole(each) or isinstance(each, str) for each in listed):
         raise ConfigError(
             f"hydra.launcher.gpus={gpus!r} must be a list of CUDA devices, e.g. [0,1], or null for all visible ones"
         )
@@ -93,7 +93,3 @@ def _read_gpus(gpus: Any) -> tuple[str, ...] | None:
 def num_cores() -> int:
     """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gramgn.errors import ConfigError
+from gramgn.errors import ConfigError, is_whole
 
 ORDERS = ("shuffle", "cyclic")
 DTYPES = ("float32", "float64")
@@ -64,9 +64,9 @@ class TrainerConfig:
         problems = [
             f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {least}"
             for name, least in _LEAST.items()
-            if not _is_whole(getattr(self, name), least) and not (name == "threads" and self.threads is None)
+            if not is_whole(getattr(self, name), least) and not (name == "threads" and self.threads is None)
         ]
-        if self.batch_size != "full" and not _is_whole(self.batch_size, 1):
+        if self.batch_size != "full" and not is_whole(self.batch_size, 1):
             problems.append(
                 f"trainer.batch_size={self.batch_size!r} must be a whole number of at least 1, or full"
             )
@@ -100,7 +100,3 @@ def most_threads() -> int:
 
 
 _LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
