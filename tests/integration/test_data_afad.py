@@ -204,8 +204,8 @@ def test_limit_takes_the_same_samples_everywhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["inside", "above", "below"])
-def test_a_stand_in_is_called_synthetic(tmp_path: Path, level: str) -> None:
-    """A real layout class pointed at a stand-in reports what it is."""
+def test_a_drawn_set_is_called_synthetic(tmp_path: Path, level: str) -> None:
+    """A real layout class pointed at a drawn set reports what it is."""
     write_afad(tmp_path / "raw" / "AFAD-Lite", 4)
     root = {"inside": "raw", "above": "raw/AFAD-Lite", "below": "."}[level]
     assert afad(tmp_path / root).kind == "real"

@@ -183,7 +183,7 @@ def test_retinamnist_is_prepared_at_its_own_size(tmp_path: Path, capsys: pytest.
         {"train_labels": np.array(["a"] * 20)},
     ],
 )
-def test_incomplete_retinamnist_is_refused(tmp_path: Path, replaced: dict[str, Any]) -> None:
+def test_incomplete_retinamnist_is_rejected(tmp_path: Path, replaced: dict[str, Any]) -> None:
     """D09: images and labels that do not match, labels that are no numbers."""
     write_retina(tmp_path / "retinamnist.npz", **replaced)
     with pytest.raises(DataError, match=next(iter(replaced)).split("_")[0]):

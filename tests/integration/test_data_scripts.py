@@ -67,7 +67,7 @@ def test_bad_input_is_one_message(repository: Path, tmp_path: Path, content: str
 
 
 def test_archive_parts_are_checked_against_the_published_hashes(repository: Path, tmp_path: Path) -> None:
-    """D02: parts that are not the published ones are refused by name."""
+    """D02: parts that are not the published ones are rejected by name."""
     write_parts(tmp_path / "parts", tar_of(("AFAD-Lite/18/111/1-0.jpg", b"x")))
     options = [f"dataset.root={tmp_path / 'raw'}", f"archive={tmp_path / 'parts'}"]
     done = run(repository, "prepare_data.py", "dataset=afad", *options, cwd=tmp_path)

@@ -132,7 +132,7 @@ def test_full_means_as_many_as_the_real_set(tmp_path: Path) -> None:
         ("workers", 0, "workers"),
     ],
 )
-def test_wrong_options_are_refused(kind: str, option: str, value: object, says: str, tmp_path: Path) -> None:
+def test_wrong_options_are_rejected(kind: str, option: str, value: object, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         synthetic(kind, tmp_path, **{option: value})
 

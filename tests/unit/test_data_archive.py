@@ -86,7 +86,7 @@ def test_bad_parts_are_named(tmp_path: Path, damage: str) -> None:
     assert not (tmp_path / "raw").exists()
 
 
-def test_an_incomplete_archive_is_refused(tmp_path: Path) -> None:
+def test_an_incomplete_archive_is_rejected(tmp_path: Path) -> None:
     """Hashes that fit an archive that does not end: no half folder is left under the target's name."""
     checksums = write_parts(tmp_path / "parts", tar_of(("AFAD-Lite/18/111/1-0.jpg", bytes(50_000)))[:20_000])
     with pytest.raises(DataError, match="do not unpack"):

@@ -1,4 +1,4 @@
-"""Options of the data sets: what is not known is refused, with what would be."""
+"""Options of the data sets: what is not known is rejected, with what would be."""
 
 from __future__ import annotations
 
