@@ -105,7 +105,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         lr: float = 1.0,
         lam: float,
         alpha: float,
-        damping_convention: str = "sum",
+        damping_convention: str = "mean",
         loss: str = "squared_error",
         momentum: float = 0.0,
         weight_decay: float = 0.0,

@@ -109,7 +109,7 @@ def ggn_step(model: TwoLayer, *, lam: float = 1.0, alpha: float = 0.0) -> TakeSt
         lam: lambda of the paper.
         alpha: alpha of the paper, beside the sum J J^T.
     """
-    optimizer = GramGaussNewton(model, lam=lam, alpha=alpha)
+    optimizer = GramGaussNewton(model, lam=lam, alpha=alpha, damping_convention="sum")
 
     def step(x: Tensor, y: Tensor) -> object:
         return optimizer.step(lambda: model(x) - y)
