@@ -57,7 +57,7 @@ def runs(
       `source` and `run` together identify a run.
 
     Example:
-        >>> from gramgn.records import best_alphas, final_loss, loss_grid, runs
+        >>> from gramgn.records import best_alphas, loss_grid, runs
         >>> table = runs("outputs")  # or runs("outputs/results/paper_laptop_synthetic.csv")
         >>> curves = table[table.experiment == "fig1/rsna_ggn_fixup"]
         >>> curves.groupby("epoch")[["train_s", "train_loss"]].median()
