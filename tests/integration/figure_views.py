@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,6 +23,32 @@ from gramgn.figures import (
     read_runs,
     read_table,
 )
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def script(name: str, *arguments: object, outputs: Path | None = None) -> Done:
+    """Run a script's command line in this process, with another folder for its outputs if one is given."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if outputs is not None:
+        module.OUTPUTS = outputs  # type: ignore[attr-defined]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = module.main([str(word) for word in arguments])
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def silent(line: str) -> None:

@@ -6,32 +6,18 @@ import hashlib
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from figure_runs import add_curve, add_run, dataset_of
-from figure_views import drawn, labels, listed, notes, shown, silent, texts, xy
+from figure_views import drawn, labels, listed, notes, script, shown, silent, texts, xy
 
 from gramgn.figures import make_figures, summary_table
 from gramgn.records import RESULT_COLUMNS, RunFolder, runs
 
 AFAD = dataset_of("afad", "synthetic", "years")
-
-
-def script(
-    repository: Path, name: str, *arguments: object, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(repository / "scripts" / f"{name}.py"), *map(str, arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -52,7 +38,14 @@ def test_two_builds_are_equal_byte_for_byte(tmp_path: Path, repository: Path) ->
     make_figures(shown(folder), tmp_path / "a", report=silent)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "loss-rsna-32-laptop.png").write_bytes(b"spoiled")
-    done = script(repository, "make_figures", *arguments, **environment)
+    done = subprocess.run(
+        [sys.executable, str(repository / "scripts" / "make_figures.py"), *map(str, arguments)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "findfont" not in done.stderr
     assert len(hashes(tmp_path / "a")) == 4
@@ -111,33 +104,28 @@ def test_what_is_finished_is_drawn_and_the_rest_is_named(tmp_path: Path) -> None
     assert list(listed(tmp_path)) == ["loss-rsna-32-laptop", "error-rsna-32-laptop"]
 
 
-def test_without_sources_the_papers_runs_below_outputs_are_drawn(tmp_path: Path, repository: Path) -> None:
+def test_without_sources_the_papers_runs_below_outputs_are_drawn(tmp_path: Path) -> None:
     """Others are counted and drawn where their folder is named; a table shows all."""
-    for name in ("src", "scripts"):
-        (tmp_path / name).symlink_to(repository / name)
-    (tmp_path / "scripts").unlink()
-    shutil.copytree(
-        repository / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    add_run(tmp_path / "outputs" / "runs" / "mine", [1.0, 0.5])
-    done = script(tmp_path, "make_figures")
+    outputs = tmp_path / "outputs"
+    add_run(outputs / "runs" / "mine", [1.0, 0.5])
+    done = script("make_figures", outputs=outputs)
     assert done.returncode == 2
     assert "1 finished run (such as runs/mine) in no figure of the paper; name folders" in done.stderr
-    add_curve(tmp_path / "outputs" / "sweeps", "fig1/afad_sgd_bn", "sgd", "resnet_bn", 0, 2, AFAD)
-    done = script(tmp_path, "make_figures")
+    add_curve(outputs / "sweeps", "fig1/afad_sgd_bn", "sgd", "resnet_bn", 0, 2, AFAD)
+    done = script("make_figures", outputs=outputs)
     names = [Path(line).name for line in done.stdout.splitlines()]
     assert names == [
         f"{stem}-synthetic-laptop.{end}" for stem in ("fig1a", "fig1b", "paper") for end in ("pdf", "png")
     ]
     assert "1 finished run (such as runs/mine)" in done.stderr
-    done = script(tmp_path, "make_figures", "--table")
+    done = script("make_figures", "--table", outputs=outputs)
     assert "GGN on ResNetFixup" in done.stdout
     assert "SGD on ResNetBN" in done.stdout
-    done = script(tmp_path, "make_figures", "--claims")
+    done = script("make_figures", "--claims", outputs=outputs)
     assert "[not measured] On AFAD-LITE GGN is ahead of both SGD baselines per epoch" in done.stdout
 
 
-def test_the_commands_export_and_check(tmp_path: Path, repository: Path) -> None:
+def test_the_commands_export_and_check(tmp_path: Path) -> None:
     for seed in (0, 1):
         add_curve(tmp_path / "runs", "fig1/afad_sgd_bn", "sgd", "resnet_bn", seed, 3, AFAD)
     failed = add_curve(tmp_path / "runs", "fig1/afad_sgd_bn", "sgd", "resnet_bn", 2, 3, AFAD)
@@ -145,18 +133,18 @@ def test_the_commands_export_and_check(tmp_path: Path, repository: Path) -> None
     broken = add_curve(tmp_path / "runs", "fig1/afad_sgd_bn", "sgd", "resnet_bn", 3, 3, AFAD)
     RunFolder(broken.path).run_json.write_text("{")
     out = tmp_path / "new" / "mine.csv"
-    done = script(repository, "export_results", "--runs", tmp_path / "runs", "--out", out)
+    done = script("export_results", "--runs", tmp_path / "runs", "--out", out)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: 7 rows, 2 runs, 1 unfinished: 3 of fig1/afad_sgd_bn\n"
     assert len(done.stderr.splitlines()) == 2
-    done = script(repository, "export_results", "--check", out)
+    done = script("export_results", "--check", out)
     assert done.stdout == f"{out}: 2 runs, 1 unfinished: 3 of fig1/afad_sgd_bn\n"
     table = runs(out)
     assert list(table.run[table.state == "failed"]) == ["paper-laptop-fig1_afad_sgd_bn/seed=2"]
     assert table.train_loss[table.state == "failed"].isna().all()
 
 
-def test_bad_input_of_the_commands_is_one_line(tmp_path: Path, repository: Path) -> None:
+def test_bad_input_of_the_commands_is_one_line(tmp_path: Path) -> None:
     """F01: exit code 2, one line that says what to do, no file touched."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("mine")
@@ -173,7 +161,7 @@ def test_bad_input_of_the_commands_is_one_line(tmp_path: Path, repository: Path)
         ("make_figures", (*plain, "--claims"), "make paper"),
     ]
     for name, arguments, message in cases:
-        done = script(repository, name, *arguments)
+        done = script(name, *arguments)
         assert done.returncode == 2, arguments
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: ")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from figure_runs import GIT, add_curve, add_paper_runs, add_run, dataset_of
-from figure_views import silent
+from figure_views import script, silent
 
 from gramgn.records import SweepFolder, runs, write_results
 from gramgn.report import make_report
@@ -63,11 +61,6 @@ class Page(HTMLParser):
         found = re.search(rf"<h3>{name}</h3>.*?</details>", self.html, re.DOTALL)
         assert found is not None
         return found.group()
-
-
-def command(repository: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, str(repository / "scripts" / "make_report.py"), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
 
 
 def made(*sources: Path) -> Page:
@@ -237,7 +230,7 @@ def test_texts_of_records_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
 
 
-def test_the_same_runs_and_their_results_file_give_the_same_claims(tmp_path: Path, repository: Path) -> None:
+def test_the_same_runs_and_their_results_file_give_the_same_claims(tmp_path: Path) -> None:
     """F03: no time and no path of the day is in the page."""
     root, results, out = tmp_path / "runs", tmp_path / "numbers.csv", tmp_path / "index.html"
     for name, optimizer, model in CURVES:
@@ -245,7 +238,7 @@ def test_the_same_runs_and_their_results_file_give_the_same_claims(tmp_path: Pat
     page = made(root)
     assert make_report(root, out=out, report=silent).read_text() == page.html
     write_results(runs(root), results)
-    done = command(repository, "--results", results, "--out", out)
+    done = script("make_report", "--results", results, "--out", out)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
     again = Page(out)
     assert "Made from numbers.csv." in again.text
@@ -260,7 +253,7 @@ CURVES = (
 )
 
 
-def test_bad_input_is_one_message(tmp_path: Path, repository: Path) -> None:
+def test_bad_input_is_one_message(tmp_path: Path) -> None:
     """F01: exit code 2, one line that says what to do, nothing written."""
     add_run(tmp_path / "runs" / "a", [1.0])
     (tmp_path / "empty").mkdir()
@@ -274,7 +267,7 @@ def test_bad_input_is_one_message(tmp_path: Path, repository: Path) -> None:
             f"no run in {tmp_path / 'empty'}. Make some with `make demo`",
         ),
     ):
-        done = command(repository, *words)
+        done = script("make_report", *words)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"error: {message}")
