@@ -195,6 +195,16 @@ def test_what_cannot_share_axes_is_a_figure_set_of_its_own(
     assert all("cannot share a panel" in line and "name the folders" in line for line in lines)
 
 
+def test_no_two_figure_sets_have_one_name(tmp_path: Path) -> None:
+    raw = {"trainer": {"epochs": 2, "scale": "laptop", "standardize_targets": False, "batch_size": 128}}
+    for number in range(3):
+        run = add_curve(tmp_path / f"{number}", "fig1/rsna_sgd_bn", "sgd", "resnet_bn", 0, 2, RSNA)
+        changes = [{}, {"threads": 1}, {"config": run.read_run()["config"] | raw}][number]
+        run.update_run(**changes)
+    names = [figures.name for figures in figure_sets(shown(tmp_path).rows)[0]]
+    assert names == ["synthetic-laptop", "synthetic-laptop-2", "synthetic-laptop-32-Abacus_2000"]
+
+
 def labels_of(figures: Any) -> list[str]:
     return [curve.label for curve in figures.curves["rsna"].curves]
 

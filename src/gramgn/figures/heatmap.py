@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -21,28 +20,13 @@ _GREYS = LinearSegmentedColormap.from_list("greys", ["#1C1C1C", "#EDEDED"])
 _BEST = "#D55E00"
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """How a cell without a loss looks.
-
-    Attributes:
-        face: Its colour, light, so that the sign stands out in grey as well.
-        sign: What is written into it.
-        hatch: Its hatching.
-        name: What the legend calls it.
-    """
-
-    face: str
-    sign: str
-    hatch: str
-    name: str
-
-
+# How a cell without a loss looks: its colour (light, so that the sign stands out in grey as well), the sign in it, its
+# hatching, and its name in the legend.
 _MARKS = {
-    "diverged": _Mark("#F7D9C4", "×", "", "× diverged"),
-    "failed": _Mark("#CFE8F7", "!", "", "! failed"),
-    "unfinished": _Mark("#FFFFFF", "…", "", "… not finished"),
-    "not run": _Mark("#FFFFFF", "", "/////", "not run"),
+    "diverged": ("#F7D9C4", "×", "", "× diverged"),
+    "failed": ("#CFE8F7", "!", "", "! failed"),
+    "unfinished": ("#FFFFFF", "…", "", "… not finished"),
+    "not run": ("#FFFFFF", "", "/////", "not run"),
 }
 
 
@@ -107,8 +91,8 @@ def grid_handles(grid: Grid) -> list[Patch]:
     cells = [grid.cell(lam, alpha) for lam in grid.lams for alpha in grid.alphas]
     states = {cell.state for cell in cells}
     handles = [
-        Patch(facecolor=mark.face, edgecolor="#888888", hatch=mark.hatch, linewidth=0.5, label=mark.name)
-        for state, mark in _MARKS.items()
+        Patch(facecolor=face, edgecolor="#888888", hatch=hatch, linewidth=0.5, label=name)
+        for state, (face, _, hatch, name) in _MARKS.items()
         if state in states
     ]
     if "finite" in states:
@@ -130,15 +114,10 @@ def seeds_text(grid: Grid) -> str:
 def _draw_cell(axes: Axes, x: int, y: int, cell: GridCell, norm: LogNorm) -> None:
     corner = (x - 0.5, y - 0.5)
     if cell.loss is None:
-        mark = _MARKS[cell.state]
-        style: dict[str, Any] = {
-            "facecolor": mark.face,
-            "edgecolor": "#BBBBBB",
-            "hatch": mark.hatch,
-            "linewidth": 0.4,
-        }
+        face, sign, hatch, _ = _MARKS[cell.state]
+        style: dict[str, Any] = {"facecolor": face, "edgecolor": "#BBBBBB", "hatch": hatch, "linewidth": 0.4}
         axes.add_patch(Rectangle(corner, 1, 1, zorder=2, **style))
-        axes.text(x, y, mark.sign, ha="center", va="center_baseline", size=7, color="#333333", zorder=3)
+        axes.text(x, y, sign, ha="center", va="center_baseline", size=7, color="#333333", zorder=3)
         return
     shade = float(norm(max(cell.loss, norm.vmin or 0.0)))
     axes.add_patch(

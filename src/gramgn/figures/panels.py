@@ -13,8 +13,10 @@ The rule: a run belongs to a panel by what its record says, never by the name of
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from gramgn.errors import counted
@@ -41,6 +43,7 @@ DATASETS = {
     "rsna_synthetic": "RSNA Bone Age stand-in",
 }
 _EXPERIMENTS = ("fig1/{}_ggn_fixup", "fig1/{}_sgd_fixup", "fig1/{}_sgd_bn", "ours/{}_ggn_spring_gn")
+_PLACE = ("kind", "scale", "image_size", "standardized", "device")
 _NUMBERS = {"afad": "1a, 1b", "rsna": "1c, 1d, 2a", "curves": "2b", "grid": "2c"}
 
 
@@ -130,52 +133,59 @@ def figure_sets(rows: pd.DataFrame) -> tuple[list[FigureSet], pd.DataFrame]:
     """
     rows = rows.assign(family=_families(rows), threads_shown=rows.threads.where(rows.device_kind == "cpu"))
     in_panels = rows[rows.family != ""]
-    ended = in_panels[in_panels.state.isin(ENDED)]
     sets: list[FigureSet] = []
-    places = groups(ended, "kind", "scale", "image_size", "standardized", "device")
-    for place in sorted(places, key=_start):
-        sets += _sets(place, in_panels, {found.name for found in sets})
+    places = groups(in_panels[in_panels.state.isin(ENDED)], *_PLACE)
+    for ended in sorted(places, key=_start):
+        open_cells = in_panels[~in_panels.state.isin(ENDED)]
+        sets += _sets(ended, open_cells, {found.name for found in sets})
     return sorted(sets, key=lambda found: found.name), rows[rows.family == ""]
 
 
 def _families(rows: pd.DataFrame) -> pd.Series:
     """Return the family of panels of each run, empty if it is of none."""
-    is_placed = rows.lam.notna() & rows.alpha.notna()
+    is_placed = np.isfinite(rows.lam) & np.isfinite(rows.alpha)
     family = pd.Series("", index=rows.index)
     for name in ("afad", "rsna"):
         experiments = [experiment.format(name) for experiment in _EXPERIMENTS]
         is_of = rows.experiment.isin(experiments) & rows.dataset.isin([name, f"{name}_synthetic"])
         family = family.mask(is_of & rows.sweep.isin(["", "seeds"]), name)
-    family = family.mask((rows.sweep == CURVES_SWEEP) & is_placed & rows.state.isin(ENDED), "curves")
+    family = family.mask((rows.sweep == CURVES_SWEEP) & is_placed, "curves")
     return family.mask((rows.sweep == GRID_SWEEP) & is_placed, "grid")
 
 
-def _sets(ended: pd.DataFrame, in_panels: pd.DataFrame, names: set[str]) -> list[FigureSet]:
-    """Return the figure sets of one place: as many as there are groups of runs that cannot share a panel."""
+def _sets(ended: pd.DataFrame, open_cells: pd.DataFrame, names: set[str]) -> list[FigureSet]:
+    """Return the figure sets of one place: as many as there are groups of runs that cannot share a panel.
+
+    Args:
+        ended: Runs that have ended on one kind of data, at one scale and size, on one device.
+        open_cells: Runs that have not, of any place: they may not know their images yet.
+        names: Names that are taken.
+    """
     first = ended.iloc[0]
     name = file_name(f"{first.kind}-{first.scale}")
     if name in names:
         # The same kind and scale on another device or at another size.
         name = file_name(f"{name}-{first.image_size}-{device_name(ended)}")
-    by_family: dict[str, list[pd.DataFrame]] = {}
+    parts: dict[str, list[pd.DataFrame]] = {}
     for family, found in ended.groupby("family"):
         if family == "grid":
-            grid_rows = in_panels[(in_panels.family == "grid")]
-            open_runs = grid_rows[~grid_rows.state.isin(ENDED)]
-            parts = grids(pd.concat([found, open_runs]))
+            parts["grid"] = grids(pd.concat([found, open_cells[open_cells.family == "grid"]]))
         else:
-            parts = groups(found, "images", "threads_shown")
-        by_family[str(family)] = sorted(parts, key=_start)
+            parts[str(family)] = groups(found, "images", "threads_shown")
+        parts[str(family)].sort(key=_start)
     sets = []
-    for number in range(max(map(len, by_family.values()))):
-        suffix = f"-{number + 1}" if number else ""
-        figures = FigureSet(name + suffix, first.kind, first.scale, device_name(ended))
+    for number in range(max(map(len, parts.values()))):
+        free = (f"{name}-{count}" if count > 1 else name for count in itertools.count(number + 1))
+        figures = FigureSet(
+            next(each for each in free if each not in names), first.kind, first.scale, device_name(ended)
+        )
+        # The grid first: the labels of 2b name its best alphas.
         for family in ("grid", "afad", "rsna", "curves"):
-            parts = by_family.get(family, [])
-            if number < len(parts):
-                _add(figures, family, parts[number])
+            if number < len(parts.get(family, [])):
+                _add(figures, family, parts[family][number])
                 if number:
-                    figures.notes.append(_note(family, parts[number], parts[0], figures.name))
+                    figures.notes.append(_note(family, parts[family][number], parts[family][0], figures.name))
+        names = names | {figures.name}
         sets.append(figures)
     return sets
 
