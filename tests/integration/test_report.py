@@ -221,8 +221,8 @@ def test_texts_of_records_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     choices = {"experiment": HOSTILE, "optimizer": '"><b id="x">'}
     add_run(root / "b", [1.0], settings={HOSTILE: HOSTILE}, choices=choices)
     add_run(root / "c", [1.0], dataset={"name": HOSTILE}, model="</script><script>alert(1)</script>")
-    add_run(root / "d", [1.0], device={"kind": "cpu", "name": "' onload='x"})
-    add_run(root / os.fsdecode(b"not-\xff-utf8"), [1.0])
+    add_run(root / "d", [1.0], device={"kind": "cpu", "name": "' onload='x"}, **failed)
+    add_run(root / os.fsdecode(b"not-\xff-utf8"), [1.0], **failed)
     page = made(root)
     assert page.html.count("&lt;img src=x onerror") > 8
     assert [len(page.all(tag)) for tag in ("script", "style", "b")] == [1, 1, 0]
