@@ -403,7 +403,7 @@ def test_every_column_is_explained() -> None:
 
 def test_every_exit_code_is_explained() -> None:
     """The codes stand in the docstring of the module that gives them, and the README has the same."""
-    source = ast.get_docstring(ast.parse((REPOSITORY / "src" / "gramgn" / "app" / "_main.py").read_text()))
+    source = ast.get_docstring(ast.parse((REPOSITORY / "src" / "gramgn" / "app" / "entry.py").read_text()))
     assert source is not None
     (paragraph,) = re.findall(r"^\*\*Exit codes\*\*: (.*?)\n\n", README, re.MULTILINE | re.DOTALL)
     codes = re.findall(r"\b\d+\b", source)
