@@ -35,7 +35,7 @@ def parameters(model: nn.Module) -> Tensor:
 
 
 def test_is_a_torch_optimizer_with_its_hyperparameters_in_one_group() -> None:
-    model, optimizer = built(damping_convention="mean", lr=0.5)
+    model, optimizer = built(lr=0.5)
     assert isinstance(optimizer, torch.optim.Optimizer)
     (group,) = optimizer.param_groups
     assert group["params"] == list(model.parameters())
@@ -85,7 +85,7 @@ def test_schedulers_change_lr_and_users_change_lam_and_alpha() -> None:
         optimizer.param_groups[0]["lam"] = 1.0 + step
         infos.append(take(model, optimizer))
         scheduler.step()
-    assert [(info.lam, info.alpha_sum) for info in infos] == [(1.0, 0.3), (2.0, 1.3), (3.0, 2.3)]
+    assert [(info.lam, info.alpha) for info in infos] == [(1.0, 0.3), (2.0, 1.3), (3.0, 2.3)]
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
@@ -93,7 +93,7 @@ def test_schedulers_of_groups_and_of_momentum() -> None:
     """T11, G14: one length for each group, and OneCycleLR, which cycles momentum too."""
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[3].parameters()}]
-    optimizer = GramGaussNewton(model, groups, lam=1.0, alpha=0.3)
+    optimizer = GramGaussNewton(model, groups, lam=1.0, alpha=0.3, damping_convention="sum")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: 0.1, lambda n: 1.0 / (n + 1)])
     take(model, optimizer)
     scheduler.step()
@@ -194,7 +194,9 @@ def test_only_the_parameters_that_were_given_move() -> None:
     """G06: a subset of the parameters, given as a list, a group or named; the rest stays bitwise."""
     for params in (list, lambda p: [{"params": list(p)}], iter):
         model = network()
-        optimizer = GramGaussNewton(model, params(model[0].parameters()), lam=1.0, alpha=0.3)
+        optimizer = GramGaussNewton(
+            model, params(model[0].parameters()), lam=1.0, alpha=0.3, damping_convention="sum"
+        )
         before = [param.detach().clone() for param in model.parameters()]
         take(model, optimizer)
         moved = [not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]

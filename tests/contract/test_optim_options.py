@@ -109,7 +109,7 @@ def grouped(model: nn.Sequential, **options: Any) -> list[dict[str, Any]]:
     [
         ("lam", 2.0),
         ("momentum", 0.5),
-        ("damping_convention", "mean"),
+        ("damping_convention", "sum"),
         ("decoupled_weight_decay", True),
         ("damping_warmup_steps", 3),
         ("damping_warmup_factor", 2.0),

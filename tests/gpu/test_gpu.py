@@ -109,7 +109,11 @@ def test_memory_and_speed_options_agree_on_the_device(options: dict) -> None:
     model = ResNetFixup(depth=8, zero_last_layer=False).cuda()
     other = copy.deepcopy(model)
     inputs, targets = (tensor.cuda() for tensor in fixed_batch())
-    GramGaussNewton(model, lam=1.0, alpha=30.0).step(lambda: model(inputs) - targets)
-    GramGaussNewton(other, lam=1.0, alpha=30.0, engine=options).step(lambda: other(inputs) - targets)
+    GramGaussNewton(model, lam=1.0, alpha=30.0, damping_convention="sum").step(
+        lambda: model(inputs) - targets
+    )
+    GramGaussNewton(other, lam=1.0, alpha=30.0, damping_convention="sum", engine=options).step(
+        lambda: other(inputs) - targets
+    )
     ours, theirs = (torch.nn.utils.parameters_to_vector(net.parameters()) for net in (model, other))
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-4

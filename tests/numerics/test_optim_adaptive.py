@@ -52,7 +52,7 @@ def scripted(decreases: list[float], **options: Any) -> tuple[GramGaussNewton, S
         return torch.full_like(f, math.sqrt(wanted) if wanted >= 0 else math.nan)
 
     options = {"lam": 1.0, "alpha": 1.0, **options}
-    optimizer = GramGaussNewton(model, engine="loop", **options)
+    optimizer = GramGaussNewton(model, engine="loop", **{"damping_convention": "sum", **options})
     return optimizer, optimizer.step(closure), seen
 
 
@@ -126,7 +126,9 @@ def test_all_groups_follow_together_also_the_empty_one() -> None:
     problem = CASES_BY_NAME["mlp"].make()
     params = list(problem.model.parameters())
     groups = [{"params": []}, {"params": params[:2], "alpha": 1.0}, {"params": params[2:], "alpha": 3.0}]
-    optimizer = GramGaussNewton(problem.model, groups, lam=1.0, alpha=0.5, adaptive_damping={})
+    optimizer = GramGaussNewton(
+        problem.model, groups, lam=1.0, alpha=0.5, damping_convention="sum", adaptive_damping={}
+    )
     for _ in range(4):
         optimizer.step(problem.closure)
     first, second, third = (group["alpha"] for group in optimizer.param_groups)
@@ -151,7 +153,12 @@ def test_accepted_steps_are_the_dense_ones(options: dict[str, Any], engine: str)
     """Each accepted step is that of the alpha in the info; the decrease is measured at the point it leads to."""
     problem, twin = CASES_BY_NAME["mlp_three_outputs"].make(), CASES_BY_NAME["mlp_three_outputs"].make()
     given = {"lam": 1.0, "alpha": 0.05, **options}
-    optimizer = GramGaussNewton(problem.model, **given, adaptive_damping={"factor": 3.0}, engine=engine)
+    optimizer = GramGaussNewton(
+        problem.model,
+        **{"damping_convention": "sum", **given},
+        adaptive_damping={"factor": 3.0},
+        engine=engine,
+    )
     dense = Dense(twin, [0] * 4, [given])
     start, alphas = dense.w, set()
     for _ in range(6):
@@ -179,7 +186,9 @@ def test_weight_decay_inside_the_solve_is_part_of_what_must_fall(options: dict[s
     x = torch.randn(3, 4, dtype=torch.float64)
     y = model(x).detach()
     before = model.weight.detach().clone()
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, weight_decay=0.5, **options)
+    optimizer = GramGaussNewton(
+        model, lam=1.0, alpha=0.1, damping_convention="sum", weight_decay=0.5, **options
+    )
     info = optimizer.step(lambda: model(x) - y)
     assert info.actual_decrease < 0
     assert (info.rejected, info.given_up) == (0, False)
@@ -206,7 +215,9 @@ def test_trial_points_see_the_same_dropout(engine: str, options: dict[str, Any])
         drawn.append(torch.rand(1).item())
         return f - y
 
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=1.0, lr=1e-6, engine=engine, **options)
+    optimizer = GramGaussNewton(
+        model, lam=1.0, alpha=1.0, damping_convention="sum", lr=1e-6, engine=engine, **options
+    )
     if engine == "vmap":
         optimizer.step(closure)  # it looks for mixing samples the first time, with random numbers of its own
         drawn.clear()
@@ -223,7 +234,7 @@ def test_trial_points_see_the_same_dropout(engine: str, options: dict[str, Any])
     assert abs(info.actual_decrease) < 1e-4 * info.loss
 
     torch.manual_seed(5)
-    plain = GramGaussNewton(model, lam=1.0, alpha=1.0, lr=0.0, engine=engine)
+    plain = GramGaussNewton(model, lam=1.0, alpha=1.0, damping_convention="sum", lr=0.0, engine=engine)
     if engine == "vmap":
         plain.step(closure)
         torch.manual_seed(5)
@@ -239,7 +250,9 @@ def test_trial_points_leave_no_trace_in_the_random_numbers() -> None:
         calls.append(torch.rand(len(calls) + 1))
         return problem.closure()
 
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=1.0, adaptive_damping={})
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=1.0, damping_convention="sum", adaptive_damping={}
+    )
     torch.manual_seed(5)
     optimizer.step(closure)
     after = torch.rand(3)
@@ -262,7 +275,7 @@ def test_nothing_is_adapted_or_refused_on_rounding() -> None:
     target = problem.model(*problem.args).detach()
     closure = lambda: problem.model(*problem.args) - target  # noqa: E731
     for options in ({"adaptive_damping": {}}, {"line_search": "armijo"}):
-        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, **options)
+        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, damping_convention="sum", **options)
         info = optimizer.step(closure)
         assert (info.rejected, info.given_up, optimizer.param_groups[0]["alpha"]) == (0, False, 0.3)
 
@@ -297,7 +310,9 @@ def test_an_error_at_a_trial_point_leaves_the_parameters_bitwise() -> None:
         return problem.closure()
 
     pointers = [param.data_ptr() for param in problem.model.parameters()]
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, adaptive_damping={})
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=0.3, damping_convention="sum", adaptive_damping={}
+    )
     with pytest.raises(KeyError, match="mine"):
         optimizer.step(closure)
     assert torch.equal(problem.flat(), before)
@@ -319,7 +334,9 @@ def test_levenberg_marquardt_solves_rosenbrock_from_a_bad_start() -> None:
 
     for options in ({"adaptive_damping": {"factor": 3.0}}, {"line_search": "armijo"}):
         model = Rosenbrock()
-        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine="loop", **options)
+        optimizer = GramGaussNewton(
+            model, lam=1.0, alpha=0.1, damping_convention="sum", engine="loop", **options
+        )
         x, losses = torch.ones(1, 1, dtype=torch.float64), []
         for _ in range(60):
             losses.append(optimizer.step(lambda model=model, x=x: model(x)).loss)
@@ -334,7 +351,9 @@ def test_with_cross_entropy(options: dict[str, Any]) -> None:
     problem = CASES_BY_NAME["mlp_three_outputs"].make()
     labels = torch.tensor([0, 2, 1, 1, 0, 2])
     loss = lambda: nn.functional.cross_entropy(problem.model(*problem.args), labels)  # noqa: E731
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.1, loss="cross_entropy", lr=1e-4, **options)
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=0.1, damping_convention="sum", loss="cross_entropy", lr=1e-4, **options
+    )
     before = float(loss().detach())
     info = optimizer.step(lambda: (problem.model(*problem.args), labels))
     assert info.actual_decrease == pytest.approx(before - float(loss().detach()), rel=1e-8)

@@ -33,7 +33,13 @@ def test_steps_are_those_of_the_generalised_gauss_newton_matrix(
     options = [{**given, "damping_convention": convention} for given in VARIANTS[variant]]
     problem = logits_problem()
     groups, of_each = split_groups(problem, options)
-    optimizer = GramGaussNewton(problem.model, groups, **options[0], loss="cross_entropy", engine=engine)
+    optimizer = GramGaussNewton(
+        problem.model,
+        groups,
+        **{"damping_convention": "sum", **options[0]},
+        loss="cross_entropy",
+        engine=engine,
+    )
     dense = Dense(logits_problem(), of_each, options, LABELS)
     start = dense.w
     for _ in range(5):
@@ -68,7 +74,9 @@ def test_what_the_info_says() -> None:
     logits = problem.closure().detach()
     dense = Dense(logits_problem(), [0] * 4, [{"lam": 1.0, "alpha": 0.3}], LABELS)
     _, gradient, curvature = dense.gradient_and_curvature()
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, loss="cross_entropy")
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=0.3, damping_convention="sum", loss="cross_entropy"
+    )
     info = optimizer.step(lambda: (problem.closure(), LABELS))
     assert info.loss == pytest.approx(float(nn.functional.cross_entropy(logits, LABELS)), rel=1e-12)
     p = torch.softmax(logits, dim=1)
@@ -116,7 +124,9 @@ def test_saturated_logits(height: float, dtype: torch.dtype) -> None:
     given = copy.deepcopy(model).to(dtype)
     x = exact.args[0].to(dtype)
     start = torch.cat([param.detach().flatten() for param in given.parameters()]).double()
-    info = GramGaussNewton(given, lam=1.0, alpha=0.3, loss="cross_entropy").step(lambda: (given(x), labels))
+    info = GramGaussNewton(given, lam=1.0, alpha=0.3, damping_convention="sum", loss="cross_entropy").step(
+        lambda: (given(x), labels)
+    )
     end = torch.cat([param.detach().flatten() for param in given.parameters()]).double()
     assert info.status == "cholesky"
     assert float((end - start - dense.d).norm() / dense.d.norm()) < (1e-9 if dtype == torch.float64 else 1e-5)
@@ -132,7 +142,9 @@ def test_logits_beyond_the_format_change_nothing() -> None:
     for value in (float("inf"), float("nan")):
         problem = logits_problem()
         before = problem.flat()
-        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, loss="cross_entropy", momentum=0.9)
+        optimizer = GramGaussNewton(
+            problem.model, lam=1.0, alpha=0.3, damping_convention="sum", loss="cross_entropy", momentum=0.9
+        )
         with pytest.warns(RuntimeWarning, match="not finite"):
             info = optimizer.step(lambda value=value, problem=problem: (problem.closure() + value, LABELS))
         assert info.status == "non_finite"
@@ -156,7 +168,9 @@ def test_logits_beyond_the_format_change_nothing() -> None:
 def test_closures_that_return_something_else(closure: Any, message: str) -> None:
     problem = logits_problem()
     before = problem.flat()
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, loss="cross_entropy")
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=0.3, damping_convention="sum", loss="cross_entropy"
+    )
     with pytest.raises(ValueError, match=message):
         optimizer.step(lambda: closure(problem.closure()))
     assert torch.equal(problem.flat(), before)

@@ -346,7 +346,9 @@ def test_memory_is_flat_over_many_steps(name: str, options: Options, rounds: int
     last = [module for module in problem.model.modules() if isinstance(module, nn.Linear)][-1]
 
     def round_of_steps() -> None:
-        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=1e3, momentum=0.5, engine=options)
+        optimizer = GramGaussNewton(
+            problem.model, lam=1.0, alpha=1e3, damping_convention="sum", momentum=0.5, engine=options
+        )
         optimizer.step(problem.closure)
         with pytest.raises(KeyError):
             optimizer.step(failing)

@@ -41,7 +41,9 @@ def test_armijo_takes_the_first_step_length_that_is_short_enough(
     problem, twin = CASES_BY_NAME["mlp_curved"].make(), CASES_BY_NAME["mlp_curved"].make()
     given = {"lam": 1.0, "alpha": 0.01, **options}
     search = Armijo(c=c, shrink=0.4, max_tries=6)
-    optimizer = GramGaussNewton(problem.model, **given, line_search=search, engine=engine)
+    optimizer = GramGaussNewton(
+        problem.model, **{"damping_convention": "sum", **given}, line_search=search, engine=engine
+    )
     dense, fractions = Dense(twin, [0] * 4, [given]), []
     for _ in range(4):
         before, previous = dense.w, dense.d
@@ -63,7 +65,15 @@ def test_armijo_with_groups_measures_the_slope_of_each_ones_length() -> None:
     problem = CASES_BY_NAME["mlp_three_outputs"].make()
     params = list(problem.model.parameters())
     groups = [{"params": params[:2], "lr": 0.5}, {"params": params[2:], "lr": 2.0, "alpha": 3.0}]
-    optimizer = GramGaussNewton(problem.model, groups, lam=1.0, alpha=0.5, momentum=0.5, line_search="armijo")
+    optimizer = GramGaussNewton(
+        problem.model,
+        groups,
+        lam=1.0,
+        alpha=0.5,
+        damping_convention="sum",
+        momentum=0.5,
+        line_search="armijo",
+    )
     optimizer.step(problem.closure)
     seen: list[float] = []
     decide = type(optimizer._acceptance).decide
@@ -87,7 +97,9 @@ def test_armijo_with_groups_measures_the_slope_of_each_ones_length() -> None:
 def test_a_direction_that_does_not_descend_is_given_up() -> None:
     """Momentum may point upwards; nothing moves then, and the next step starts without it."""
     problem = CASES_BY_NAME["mlp"].make()
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=1e3, momentum=0.9, line_search="armijo")
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=1e3, damping_convention="sum", momentum=0.9, line_search="armijo"
+    )
     optimizer.step(problem.closure)
     for param in problem.model.parameters():
         optimizer.state[param]["direction"].mul_(-1e3)

@@ -134,7 +134,7 @@ def test_wide_spectrum_is_finite_and_flagged_in_float32(
 ) -> None:
     """Eigenvalues from 1e-3 to 1e7: float64 resolves them, float32 does not and says so."""
     model, x, y = spread_out(dtype)
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha, damping_convention="sum")
     info = optimizer.step(lambda: model(x) - y)
     assert info.ill_conditioned is flagged
     assert bool(torch.isfinite(model.weight).all())
@@ -144,7 +144,7 @@ def test_wide_spectrum_is_finite_and_flagged_in_float32(
 
 def test_ill_conditioned_warns_once_and_counts_on() -> None:
     model, x, y = spread_out(torch.float32)
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=1e-2)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=1e-2, damping_convention="sum")
     with pytest.warns(RuntimeWarning, match="small eigenvalues of G") as caught:
         [optimizer.step(lambda: model(x) - y) for _ in range(3)]
     assert len(caught) == 1
@@ -193,7 +193,7 @@ def test_linear_algebra_is_in_float64_on_the_home_device(name: str, monkeypatch:
     model, x, y = spread_out(torch.float32)
     # alpha at the border between bounds asks for eigenvalues; alpha = 0 for eigenvectors.
     alpha = {"cholesky_ex": 50.0, "eigh": 0.0, "eigvalsh": 1e7 * torch.finfo(torch.float32).eps * 1.01}[name]
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha, damping_convention="sum")
     optimizer.counts["ill_conditioned"] = 1  # the warning is not what this is about
     optimizer.step(lambda: model(x) - y)
     assert seen == [(torch.float64, "cpu")] * len(seen)

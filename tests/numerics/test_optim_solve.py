@@ -151,7 +151,7 @@ def duplicates(
     x = torch.randn(4, 3, dtype=dtype)
     x[1] = x[0]
     y = torch.tensor([[1.0], [-1.0], [0.5], [0.0]], dtype=dtype)
-    return model, GramGaussNewton(model, lam=1.0, alpha=alpha), x, y
+    return model, GramGaussNewton(model, lam=1.0, alpha=alpha, damping_convention="sum"), x, y
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -64,7 +64,9 @@ def test_engine_and_chunk_size_do_not_change_the_step(engine: str) -> None:
     steps = []
     for chosen in (engine, Vmap(chunk_size=2), Stream(chunk_size=2)):
         problem = CASES_BY_NAME["resnet_fixup"].make()
-        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.1, engine=chosen)
+        optimizer = GramGaussNewton(
+            problem.model, lam=1.0, alpha=0.1, damping_convention="sum", engine=chosen
+        )
         optimizer.step(problem.closure)
         steps.append(problem.flat())
     for other in steps[1:]:
@@ -77,7 +79,9 @@ def test_numbers_of_the_info(lr: float, lam: float) -> None:
     """The loss is mean(r^2); the predicted decrease is that of the linear model along the step."""
     problem = CASES_BY_NAME["mlp_three_outputs"].make()
     J, r, before = problem.dense_jacobian(), problem.residual_at(problem.flat()), problem.flat()
-    info = GramGaussNewton(problem.model, lr=lr, lam=lam, alpha=0.3).step(problem.closure)
+    info = GramGaussNewton(problem.model, lr=lr, lam=lam, alpha=0.3, damping_convention="sum").step(
+        problem.closure
+    )
     change = problem.flat() - before
     assert info.loss == pytest.approx(float((r**2).sum()) / 18, rel=1e-12)
     assert info.predicted_decrease == pytest.approx(
@@ -158,7 +162,7 @@ class Rosenbrock(nn.Module):
 def test_rosenbrock_as_least_squares(alpha: float, steps: int) -> None:
     """Gauss-Newton meets the minimum at (1, 1) within three steps, damped within some more."""
     model = Rosenbrock()
-    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=alpha, damping_convention="sum")
     x = torch.ones(1, 1, dtype=torch.float64)
     for _ in range(steps):
         optimizer.step(lambda: model(x))
@@ -170,7 +174,9 @@ def test_actual_decrease_follows_the_predicted_one_for_short_steps() -> None:
     gaps = []
     for lr in (1e-2, 1e-3):
         problem = CASES_BY_NAME["tied_weights"].make()
-        info = GramGaussNewton(problem.model, lr=lr, lam=1.0, alpha=1.0).step(problem.closure)
+        info = GramGaussNewton(problem.model, lr=lr, lam=1.0, alpha=1.0, damping_convention="sum").step(
+            problem.closure
+        )
         after = problem.closure().square().mean().item()
         gaps.append(abs((info.loss - after) / info.predicted_decrease - 1))
     assert gaps[1] < 0.02

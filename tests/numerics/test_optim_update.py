@@ -38,7 +38,7 @@ def end(
 ) -> tuple[Tensor, Any]:
     problem = CASES_BY_NAME[name].make()
     groups, _ = split_groups(problem, options)
-    optimizer = GramGaussNewton(problem.model, groups, **options[0], **fixed)
+    optimizer = GramGaussNewton(problem.model, groups, **{"damping_convention": "sum", **options[0]}, **fixed)
     infos = [optimizer.step(problem.closure) for _ in range(3)]
     return problem.flat(), infos[-1]
 
@@ -81,7 +81,7 @@ def test_d_is_formed_where_the_small_eigenvalues_are_rounding(directions: list[i
     x = torch.tensor([[1e4, 0.0], [1e4, 1e-2]])
     before = model.weight.detach().clone()
     with pytest.warns(RuntimeWarning, match="small eigenvalues"):
-        info = GramGaussNewton(model, lam=1.0, alpha=1e-3).step(
+        info = GramGaussNewton(model, lam=1.0, alpha=1e-3, damping_convention="sum").step(
             lambda: model(x) - torch.tensor([[0.0], [1.0]])
         )
     assert info.ill_conditioned
@@ -93,7 +93,11 @@ def sum_of_weights(**options: Any) -> tuple[nn.Module, GramGaussNewton, Tensor]:
     """Return f = w1 + w2 from w = 0, in float32."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
-    return model, GramGaussNewton(model, **{"lam": 1.0, "alpha": 1.0, **options}), torch.ones(1, 2)
+    return (
+        model,
+        GramGaussNewton(model, **{"lam": 1.0, "alpha": 1.0, "damping_convention": "sum", **options}),
+        torch.ones(1, 2),
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -147,7 +151,7 @@ def test_a_nan_among_the_residuals_keeps_momentum(options: dict[str, Any]) -> No
     ends = []
     for bad in (False, True):
         problem: Problem = CASES_BY_NAME["mlp"].make()
-        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, **options)
+        optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, damping_convention="sum", **options)
         optimizer.step(problem.closure)
         if bad:
             with pytest.warns(RuntimeWarning, match="not finite"):
@@ -198,7 +202,7 @@ def test_the_adversarial_set_with_variants(kind: str, options: dict[str, Any], d
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"adaptive_damping": {}}], ids=str)
 def test_a_profiler_sees_solve_and_update(options: dict[str, Any]) -> None:
     problem = CASES_BY_NAME["mlp"].make()
-    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, **options)
+    optimizer = GramGaussNewton(problem.model, lam=1.0, alpha=0.3, damping_convention="sum", **options)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         optimizer.step(problem.closure)
     names = {event.key for event in profiled.key_averages()}

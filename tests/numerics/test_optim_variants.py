@@ -58,7 +58,7 @@ def run_both(
 ) -> tuple[GramGaussNewton, Dense, Tensor]:
     """Take steps with the optimizer on one problem, by the reference on its twin; return where both start."""
     groups, of_each = split_groups(problem, options)
-    optimizer = GramGaussNewton(problem.model, groups, **options[0], **fixed)
+    optimizer = GramGaussNewton(problem.model, groups, **{"damping_convention": "sum", **options[0]}, **fixed)
     dense = Dense(twin, of_each, options)
     start = dense.w
     for _ in range(steps):
@@ -102,7 +102,9 @@ def test_numbers_of_the_info_with_variants(variant: str) -> None:
     """predicted_decrease is that of the linear model along lr d; step_norm, lr and alpha are those taken."""
     problem = CASES_BY_NAME["mlp_three_outputs"].make()
     groups, of_each = split_groups(problem, VARIANTS[variant])
-    optimizer = GramGaussNewton(problem.model, groups, **VARIANTS[variant][0])
+    optimizer = GramGaussNewton(
+        problem.model, groups, **{"damping_convention": "sum", **VARIANTS[variant][0]}
+    )
     dense = Dense(CASES_BY_NAME["mlp_three_outputs"].make(), of_each, VARIANTS[variant])
     for number in range(3):
         J, _, _ = dense.gradient_and_curvature()
@@ -182,7 +184,9 @@ def test_lam_is_a_scale(lam: float, alpha: float, momentum: float, lr: float) ->
         {"lam": 1.0, "alpha": alpha / lam, "lr": lr / lam},
     ):
         problem = CASES_BY_NAME["mlp_three_outputs"].make()
-        optimizer = GramGaussNewton(problem.model, momentum=momentum, **options)
+        optimizer = GramGaussNewton(
+            problem.model, momentum=momentum, **{"damping_convention": "sum", **options}
+        )
         for _ in range(3):
             optimizer.step(problem.closure)
         ends.append(problem.flat())
@@ -226,7 +230,9 @@ def test_a_step_of_weight_decay_alone(decoupled: bool) -> None:
     x = torch.randn(3, 4, dtype=torch.float64)
     before, bias = model.weight.detach().clone(), model.bias.detach().clone()
     groups = [{"params": [model.weight], "weight_decay": 0.2}, {"params": [model.bias]}]
-    optimizer = GramGaussNewton(model, groups, lr=0.5, lam=1.0, alpha=0.3, decoupled_weight_decay=decoupled)
+    optimizer = GramGaussNewton(
+        model, groups, lr=0.5, lam=1.0, alpha=0.3, damping_convention="sum", decoupled_weight_decay=decoupled
+    )
     y = model(x).detach()
     info = optimizer.step(lambda: model(x) - y)
     if decoupled:
@@ -296,7 +302,9 @@ def test_variants_with_the_options_of_the_stream_engine(options: dict[str, Any],
     ends = []
     for engine in ("loop", kind):
         problem = CASES_BY_NAME["mlp_curved"].make()
-        optimizer = GramGaussNewton(problem.model, **{**PLAIN, **options}, engine=engine)
+        optimizer = GramGaussNewton(
+            problem.model, **{"damping_convention": "sum", **PLAIN, **options}, engine=engine
+        )
         for _ in range(5):
             optimizer.step(problem.closure)
         ends.append(problem.flat())

@@ -84,7 +84,7 @@ def test_first_step_from_a_zero_last_layer_moves_that_layer_only() -> None:
     """With a zero last layer G = Phi Phi^T + 1: rank at most 4 width + 1, and no NaN from the dead rest."""
     model, x, y = problem(ResNetFixup, width=4)
     before = {name: param.detach().clone() for name, param in model.named_parameters()}
-    info = GramGaussNewton(model, lam=1.0, alpha=0.3).step(lambda: model(x) - y)
+    info = GramGaussNewton(model, lam=1.0, alpha=0.3, damping_convention="sum").step(lambda: model(x) - y)
     moved = {name for name, param in model.named_parameters() if not torch.equal(param, before[name])}
     assert moved == {"last.weight", "last.bias"}
     eigenvalues = torch.linalg.eigvalsh(info.gram)

@@ -39,7 +39,7 @@ def test_jacobian_is_autograds(activation: str) -> None:
         J = autograd_jacobian(model, x)
         assert float((jacobian(model, x) - J).abs().max()) < 1e-12
         assert float((gram(model, x) - J @ J.T).abs().max()) < 1e-12
-        GramGaussNewton(model, lam=1.0, alpha=0.1).step(lambda: model(x) - y)
+        GramGaussNewton(model, lam=1.0, alpha=0.1, damping_convention="sum").step(lambda: model(x) - y)
 
 
 @pytest.mark.parametrize("activation", SMOOTH)
@@ -69,7 +69,9 @@ def test_a_step_on_vectors_is_the_formula(activation: str) -> None:
         model = two_layer(40, 5, activation)
         J, r = jacobian(model, x), (model(x) - y).detach()
         w, signs = model.hidden.weight.detach().flatten().clone(), model.signs.clone()
-        GramGaussNewton(model, lam=lam, alpha=alpha).step(lambda net=model: net(x) - y)
+        GramGaussNewton(model, lam=lam, alpha=alpha, damping_convention="sum").step(
+            lambda net=model: net(x) - y
+        )
         damped = lam * J @ J.T + alpha * torch.eye(len(x), dtype=torch.float64)
         expected = w - J.T @ torch.linalg.solve(damped, r)
         torch.testing.assert_close(model.hidden.weight.detach().flatten(), expected, rtol=1e-9, atol=1e-10)
