@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from house import BLOBS, SMALL, Call, House, read_run
-from torch import nn
-
-from gramgn.app.job import _probe
-from gramgn.errors import JobFailedError
-from gramgn.training import TrainerConfig
 
 CASES = {
     "a misspelt key": (["optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'optimizer.lam'"]),
     "a misspelt key with +": (["+optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'lam'"]),
     "a misspelt key with ++": (["++trainer.epoch=9"], ["'trainer.epoch'", "did you mean 'epochs'"]),
+    "a key without its section": (["lr=0.1"], ["there is no 'lr'", "did you mean 'optimizer.lr'"]),
+    "a key of other packages": (["learning_rate=0.1"], ["did you mean 'optimizer.lr'"]),
+    "another name of a key": (["optimizer.learning_rate=0.1"], ["did you mean 'optimizer.lr'"]),
+    "a checkpoint for a run": (
+        ["init_from=outputs/runs/nothing/checkpoints/last.pt"],
+        ["there is no run folder"],
+    ),
     "a misspelt group": (["optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
     "a misspelt group with +": (["+optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
     "a misspelt choice": (
@@ -158,16 +160,25 @@ def test_an_axis_that_is_no_key(call: Call, house: House, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_memory_that_runs_out_is_called_so(error: Exception) -> None:
+def test_memory_that_runs_out_is_called_so(
+    call: Call,
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+) -> None:
     """Not a wrong shape: the network is tried on two samples before there is a run."""
+    outside = importlib.import_module("outside")
 
-    class Greedy(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise error
+    def greedy(self: object, x: torch.Tensor) -> torch.Tensor:
+        raise error
 
-    dataset = SimpleNamespace(channels=3)
-    with pytest.raises(JobFailedError, match="memory ran out"):
-        _probe(Greedy(), dataset, TrainerConfig(image_size=8), torch.device("cpu"))
+    monkeypatch.setattr(outside.TinyNet, "forward", greedy)
+    assert call(*SMALL) == 1
+    message = capsys.readouterr().err
+    assert "memory ran out" in message
+    assert "Traceback" not in message
+    assert not house.runs()
 
 
 def test_a_working_directory_that_is_gone(house: House, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from gramgn.app import register_resolvers, set_repository
-from gramgn.app.config import check_entries, plain, run_entries
+from gramgn.app import check_entries, plain, register_resolvers, run_entries, set_repository
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
-from gramgn.app import set_repository
-from gramgn.app.resolvers import Wanted, find_best_alpha, find_trained
+from gramgn.app import plain, register_resolvers, set_repository
 from gramgn.errors import ConfigError
 from gramgn.records import RunFolder, SweepFolder, path_override
 
@@ -22,13 +22,21 @@ CONFIG: dict[str, Any] = {
     "optimizer": {"lam": 1.0, "alpha": 0.3, "damping_convention": "mean"},
     "trainer": {"epochs": 2, "scale": "debug"},
 }
-WANTED = Wanted("digits", "debug", CONFIG["model"], lam=1.0, convention="mean")
 
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path) -> Path:
     set_repository(tmp_path)
+    register_resolvers()
     return tmp_path
+
+
+def best(convention: str = "mean", grid: str | None = None) -> Any:
+    """Return the alpha that a configuration takes from the finished grid."""
+    optimizer = {"lam": 1.0, "alpha": "${gramgn.best_alpha:lambda_alpha}", "damping_convention": convention}
+    return plain(OmegaConf.create({**CONFIG, "optimizer": optimizer, "best_alpha": {"sweep": grid}}))[
+        "optimizer"
+    ]["alpha"]
 
 
 def write(folder: Path, state: str = "done", alpha: float = 0.3, epochs: int = 2) -> Path:
@@ -50,7 +58,7 @@ def test_a_done_job_without_records_has_to_be_done_again(root: Path) -> None:
     assert [cell.state for cell in sweep.cells()] == ["done", "waiting"]
     assert sweep.cells()[1].error == "it was done, and its run.json is gone"
     with pytest.raises(ConfigError, match="1 of 2 jobs have not ended"):
-        find_best_alpha("lambda_alpha", WANTED, root / "outputs")
+        best()
 
 
 def test_a_grid_is_known_by_its_folder(root: Path) -> None:
@@ -58,22 +66,16 @@ def test_a_grid_is_known_by_its_folder(root: Path) -> None:
     for name, alpha in (("first", 1.0), ("copy", 3.0)):
         write(root / "outputs" / "sweeps" / name / "cell", alpha=alpha)
     with pytest.raises(ConfigError, match=r"several grids.*copy, first"):
-        find_best_alpha("lambda_alpha", WANTED, root / "outputs")
-    for name, alpha in (("first", 1.0), ("copy", 3.0)):
-        wanted = Wanted("digits", "debug", CONFIG["model"], lam=1.0, sweep=name)
-        assert find_best_alpha("lambda_alpha", wanted, root / "outputs") == (
-            alpha,
-            root / "outputs" / "sweeps" / name,
-        )
+        best()
+    assert (best(grid="first"), best(grid="copy")) == (1.0, 3.0)
 
 
 def test_an_alpha_of_the_other_convention_is_never_taken(root: Path) -> None:
     """The sum's alpha is b times the mean's: it would be wrong by the batch size without a word."""
     write(root / "outputs" / "sweeps" / "grid" / "cell")
-    assert find_best_alpha("lambda_alpha", WANTED, root / "outputs")[0] == 0.3
-    wanted = Wanted("digits", "debug", CONFIG["model"], lam=1.0, convention="sum")
+    assert best() == 0.3
     with pytest.raises(ConfigError, match="there are 1 of damping_convention mean"):
-        find_best_alpha("lambda_alpha", wanted, root / "outputs")
+        best(convention="sum")
 
 
 def test_a_folder_of_a_job_can_be_pasted(root: Path) -> None:
@@ -82,7 +84,11 @@ def test_a_folder_of_a_job_can_be_pasted(root: Path) -> None:
     content = json.loads((folder / "run.json").read_text())
     RunFolder(folder).write_run(content | {"choices": {"experiment": "e"}})
     with pytest.raises(ConfigError) as raised:
-        find_trained("e", Wanted("digits", "debug", CONFIG["model"], seed=0), root / "outputs")
+        plain(
+            OmegaConf.create(
+                {**CONFIG, "init_from": "${gramgn.trained:e}", "warm_start": {"dataset": "digits"}}
+            )
+        )
     line = next(line for line in str(raised.value).splitlines() if "train.py resume" in line.replace('"', ""))
     words = shlex.split(line)
     assert words[:2] == ["python", "train.py"]

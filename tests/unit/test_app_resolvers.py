@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from gramgn.app import set_repository
-from gramgn.app.config import plain
-from gramgn.app.resolvers import register_run_resolvers
+from gramgn.app import plain, register_resolvers, set_repository
 from gramgn.errors import ConfigError, InputError
 from gramgn.records import RunFolder, SweepFolder
 
@@ -23,7 +21,7 @@ SOURCE = "fig1/afad_ggn_fixup"
 def outputs(tmp_path: Path) -> Path:
     """Return the outputs/ of an empty repository."""
     set_repository(tmp_path)
-    register_run_resolvers()
+    register_resolvers()
     return tmp_path / "outputs"
 
 

@@ -53,6 +53,16 @@ ONLY_IN = {
     "sklearn": ("src/gramgn/data/",),
     "jinja2": ("src/gramgn/report/",),
 }
+# Parts of packages that others may import from by their own names.
+SEAMS = {"theory.rates", "optim.stream"}
+# What still imports a module of another package.
+NOT_YET = {
+    ("scripts/theory.py", "gramgn.app._theory"),
+    ("tests/integration/test_theory_files.py", "gramgn.app._theory"),
+    ("tests/numerics/test_theory_kernel.py", "gramgn.theory._kernel"),
+}
+# Folders whose modules still have underscores and relative imports.
+OLD_FOLDERS = {"_theory", "theory"}
 TORCH_ALONE = ("optim", "models")
 OF_TORCH_ALONE = ("gramgn.damping",)
 # Extras that make env does not install: packages that the step benchmark only compares with.
@@ -110,6 +120,67 @@ def test_imports_go_one_way(repository: Path) -> None:
             if own in TORCH_ALONE and root and not imported.startswith(OF_TORCH_ALONE):
                 wrong.append(f"{module} imports {imported}: {own} depends on torch alone")
     assert wrong == []
+
+
+def test_other_packages_are_imported_by_their_names(repository: Path) -> None:
+    """Outside a package everyone imports from the package, never from a module in it: modules may move."""
+    wrong = []
+    for path in code(repository):
+        place = path.relative_to(repository)
+        own = place.parts[2] if place.parts[:2] == ("src", PACKAGE) and len(place.parts) > 3 else ""
+        for imported in imported_modules(path, repository / "src"):
+            package = imported.split(".")[1]
+            if package == own or imported.removeprefix(f"{PACKAGE}.") in SEAMS:
+                continue
+            if not any((place.as_posix(), imported) == each for each in NOT_YET):
+                wrong.append(f"{place} imports {imported}")
+    assert wrong == []
+
+
+def test_a_package_has_one_module_and_one_class_of_a_name(repository: Path) -> None:
+    """And its modules have no underscore: the package's `__init__` says what is public. Imports are absolute."""
+    wrong = []
+    for package in sorted((repository / "src" / PACKAGE).iterdir()):
+        if not (package / "__init__.py").exists():
+            continue
+        files = [path for path in package.rglob("*.py") if path.parent.name not in OLD_FOLDERS]
+        names = [path.stem for path in files if path.stem != "__init__"]
+        wrong += [f"{package.name}: module {name}" for name in names if name.startswith("_")]
+        classes: list[str] = []
+        for path in files:
+            tree = ast.parse(path.read_text())
+            classes += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+            if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+                wrong.append(f"{path.relative_to(repository)} has a relative import")
+        for kind, found in (("module", names), ("class", [each for each in classes if each[0] != "_"])):
+            wrong += [f"{package.name}: two of {kind} {each}" for each in set(found) if found.count(each) > 1]
+    assert wrong == []
+
+
+def code(repository: Path) -> list[Path]:
+    """Return all of our Python files."""
+    folders = ("src", "scripts", "tests", "benchmarks", "examples")
+    return [
+        repository / "train.py",
+        *(path for name in folders for path in sorted((repository / name).rglob("*.py"))),
+    ]
+
+
+def imported_modules(path: Path, source: Path) -> set[str]:
+    """Return the modules inside packages of ours that a file imports, e.g. `gramgn.optim.solve`."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {str(node.module)}
+    return {
+        name
+        for name in found
+        if name.split(".")[0] == PACKAGE
+        and name.count(".") > 1
+        and (source / Path(*name.split(".")[:2]) / "__init__.py").exists()
+    }
 
 
 def test_others_packages_stay_in_their_rooms(repository: Path) -> None:

@@ -134,7 +134,7 @@ def run_job(config: DictConfig) -> float | None:
     try:
         record = _do(config, folder)
     except Exception as error:
-        if isinstance(error, InputError):
+        if isinstance(error, InputError | JobFailedError):
             print(f"error: {error}", file=sys.stderr)
         else:  # a bug, ours or that of a user-defined class
             traceback.print_exception(error)

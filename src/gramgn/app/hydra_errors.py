@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in the words of a person who mistyped something."""
+"""Hydra's and OmegaConf's errors, explained to the person who mistyped something."""
 
 from __future__ import annotations
 
@@ -13,16 +13,25 @@ from omegaconf.errors import OmegaConfBaseException
 from gramgn.errors import nearest
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
+# Names that other packages give to keys of ours.
+SYNONYMS = {
+    "learning_rate": "lr",
+    "lambda": "lam",
+    "damping": "alpha",
+    "wd": "weight_decay",
+    "bs": "batch_size",
+    "num_epochs": "epochs",
+}
 
 
 def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name: str) -> str:
-    """Return one message for an error of composing the configuration.
+    """Return one message for an error that Hydra raised while it composed the configuration.
 
     Args:
-        error: What Hydra raised.
-        conf: The folder ``conf/``, for the choices there are.
+        error: The error.
+        conf: The folder `conf/`, for its choices.
         arguments: The command line, flags included.
-        config_name: The top-level file in ``conf/``.
+        config_name: The top-level file in `conf/`.
     """
     text = str(error)
     if match := re.search(r"Could not override '([^']+)'", text):
@@ -35,7 +44,7 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
 
 
 def from_hydra(error: BaseException) -> bool:
-    """Tell whether an error was raised by Hydra, OmegaConf or a sweeper's search: then it is about the command."""
+    """Return whether Hydra, OmegaConf or a sweeper's search raised an error: then it is about the command."""
     trace = error.__traceback__
     module = ""
     while trace is not None:
@@ -46,16 +55,24 @@ def from_hydra(error: BaseException) -> bool:
 
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
-    # Of a group's choices some may have the key; what is no group is a key that does not exist.
+    # Some of the choices of a swept group may have the key.
     swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word and key != group]
     if swept:
         return _swept_apart(key, swept[0], arguments)
     allowed = _keys_without(key, conf, arguments, config_name)
-    message = f"there is no '{key}'{nearest(key, allowed)}."
+    message = f"there is no '{key}'{_nearest_key(key, allowed)}."
     names = [name.removeprefix(f"{group}.") for name in allowed if name.startswith(f"{group}.")]
     if names:
         return f"{message} Keys of {group}: {', '.join(names)}"
     return f"{message} Keys: {', '.join(name for name in allowed if '.' not in name)}" if allowed else message
+
+
+def _nearest_key(key: str, allowed: Sequence[str]) -> str:
+    """Return a hint at the key that was meant: the same last name in a section, a synonym, or a similar name."""
+    section, _, name = key.rpartition(".")
+    name = SYNONYMS.get(name, name)
+    same = [each for each in allowed if each.rpartition(".")[2] == name and each.startswith(section)]
+    return f" (did you mean '{same[0]}'?)" if same else nearest(key, allowed)
 
 
 def _swept_apart(key: str, swept: str, arguments: Sequence[str]) -> str:
@@ -89,7 +106,7 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: s
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             config = compose(config_name, overrides=kept)
-    except COMPOSITION_ERRORS:  # something else is wrong as well: this message then lists no keys
+    except COMPOSITION_ERRORS:  # something else is wrong as well: then this message lists no keys
         return []
     keys = []
     for name in config:
@@ -113,7 +130,7 @@ def _unknown_choice(choice: str, folders: Sequence[Path]) -> str:
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders given by ``--config-dir``."""
+    """Return the folders given by `--config-dir`."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--config-dir", "-cd")
     given, _ = options.parse_known_args(list(arguments))
