@@ -1,4 +1,7 @@
-"""Configuration sections to objects, through ``_target_`` as Hydra users know it."""
+"""Configuration sections to objects, through `_target_` as Hydra users know it.
+
+A constructor's signature says which keys and types a section may have, so that a mistake is reported before any work.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
 
 
 def target_class(section: str, config: Mapping[str, Any]) -> Any:
-    """Return the class or function that a section's ``_target_`` names.
+    """Return the class or function that a section's `_target_` names.
 
     Raises:
-        ConfigError: If it cannot be imported.
+        ConfigError: It cannot be imported.
     """
     target = config["_target_"]
     try:
@@ -38,11 +41,11 @@ def build(section: str, config: Mapping[str, Any], *arguments: Any) -> Any:
 
     Args:
         section: Its name, for messages.
-        config: The section, with ``_target_``.
-        *arguments: Given to the constructor before the section's keys.
+        config: The section, with `_target_`.
+        *arguments: Passed to the constructor before the section's keys.
 
     Raises:
-        ConfigError: For a key or a value that the constructor does not take.
+        ConfigError: The constructor does not take a key or a value.
     """
     import hydra.utils
     from hydra.errors import InstantiationException
@@ -67,7 +70,11 @@ def build(section: str, config: Mapping[str, Any], *arguments: Any) -> Any:
 
 
 def build_dataset(config: Mapping[str, Any]) -> Any:
-    """Build the data set of a ``dataset`` section; its relative paths are below the repository."""
+    """Build the data set of a `dataset` section; its relative paths are below the repository.
+
+    Raises:
+        ConfigError: The constructor does not take a key or a value.
+    """
     for key in PATHS:
         if key in config and not isinstance(config[key], str):
             raise ConfigError(f"dataset.{key}={config[key]!r} must be the path of a folder or file")
@@ -82,7 +89,7 @@ def _locate(dotted: str) -> Any:
         try:
             found: Any = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # Only "there is no such module" means: try a shorter name. A module that fails inside is told.
+            # Only a missing module means: try a shorter name. A module that fails inside is reported.
             if error.name is None or not f"{name}.".startswith(f"{error.name}."):
                 raise
             continue
@@ -95,7 +102,7 @@ def _locate(dotted: str) -> Any:
 def _check_arguments(section: str, config: Mapping[str, Any], target: Any, num_positional: int) -> None:
     try:
         parameters = list(inspect.signature(target).parameters.values())[num_positional:]
-    except (TypeError, ValueError):  # some classes written in C tell no signature: they check for themselves
+    except (TypeError, ValueError):  # some classes written in C have no signature: they check for themselves
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
@@ -122,7 +129,7 @@ def _annotations(target: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Tell whether a plain value can be meant for an annotation; what is not understood is let through."""
+    """Return whether a plain value can be meant for an annotation; an annotation that is not understood fits."""
     if isinstance(value, Mapping | list) or annotation is Any:
         return True
     origin = get_origin(annotation)
@@ -138,7 +145,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, annotation)
     if annotation is type(None):
         return value is None
-    # Tensors, paths, callables...: a number or a text is no tensor, but a text may well be a path.
+    # Tensors, paths, callables...: a number or a text is not a tensor, but a text may well be a path.
     return not isinstance(value, int | float | str) or "path" in str(annotation).lower()
 
 
@@ -146,7 +153,7 @@ WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "
 
 
 def _words(annotation: Any) -> str:
-    """Say what an annotation allows on a command line."""
+    """Return what an annotation allows, in words for a command line."""
     if get_origin(annotation) is Literal:
         return " or ".join(map(str, get_args(annotation)))
     choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)

@@ -1,4 +1,4 @@
-"""Names of run and sweep folders, as OmegaConf resolvers that ``conf/hydra/default.yaml`` uses."""
+"""Names of run and sweep folders, as OmegaConf resolvers that `conf/hydra/default.yaml` uses."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SWEEPS = "outputs/sweeps"
 
 
 def register_resolvers() -> None:
-    """Make ``${gramgn.run_dir:}`` and the other values of ours known to OmegaConf."""
+    """Make `${gramgn.run_dir:}` and the other values of ours known to OmegaConf."""
     OmegaConf.register_new_resolver("gramgn.run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("gramgn.sweep_dir", sweep_dir, replace=True)
     register_run_resolvers()
 
 
 def run_dir(resume: str | None) -> str:
-    """Return a new run's folder ``outputs/runs/<UTC time>-<6 hex>``.
+    """Return a new run's folder `outputs/runs/<UTC time>-<6 hex>`.
 
     A resumed run has its folder already, so there Hydra is pointed at the repository, where it writes nothing.
     """
@@ -43,8 +43,8 @@ def sweep_dir(name: str | None, sweep: str | None, overrides: Sequence[str]) -> 
     """Return a sweep's folder, the same for the same command so that it finds itself again.
 
     Args:
-        name: ``name=``; it decides if it is given.
-        sweep: The file in ``conf/sweep/`` that was chosen.
+        name: `name=`; it decides if it is given.
+        sweep: The file in `conf/sweep/` that was chosen.
         overrides: The whole command line.
     """
     if name:

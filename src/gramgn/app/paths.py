@@ -1,4 +1,4 @@
-"""Where the repository is: the base of every relative path in a configuration (H14)."""
+"""The repository: the base of every relative path in a configuration (H14)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _root: Path | None = None
 
 
 def set_repository(root: str | Path) -> None:
-    """Declare the folder that holds ``conf/``, ``data/`` and ``outputs/``; the entry points do this once."""
+    """Declare the folder that holds `conf/`, `data/` and `outputs/`; the entry points do this once."""
     global _root  # one process serves one repository
     _root = Path(root).resolve()
 
@@ -19,13 +19,13 @@ def repository() -> Path:
 
 
 def absolute(path: str | Path) -> Path:
-    """Return ``path`` as it is if absolute, else below the repository, whatever the working directory."""
+    """Return `path` as it is if absolute, else below the repository, whatever the working directory."""
     path = Path(path).expanduser()
     return path if path.is_absolute() else repository() / path
 
 
 def shown(path: str | Path) -> str:
-    """Return a path for messages: relative to the working directory where that is shorter."""
+    """Return a path for messages: relative to the working directory if it lies below it."""
     path = Path(path)
     try:
         return str(path.relative_to(Path.cwd()))

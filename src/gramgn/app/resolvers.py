@@ -1,6 +1,6 @@
-"""Values in ``conf/`` that come from runs that are done: which network to start from, which alpha was the best.
+"""Values in `conf/` that come from runs that are done: which network to start from, which alpha was the best.
 
-Both read run.json and metrics.csv below ``outputs/`` and nothing else.
+Both read run.json and metrics.csv below `outputs/` and nothing else.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Wanted:
     """What a run must have been to be used.
 
     Attributes:
-        dataset: Name of its data set, e.g. ``"afad_synthetic"``; its ``_target_`` where it has none.
-        scale: Its ``trainer.scale``.
-        model: Its whole ``model`` section: only the same network's weights fit.
+        dataset: Name of its data set, e.g. `"afad_synthetic"`; its `_target_` where it has none.
+        scale: Its `trainer.scale`.
+        model: Its whole `model` section: only the same network's weights fit.
         seed: Its seed; None: any.
         lam: Its lambda; None: any.
-        convention: Its ``damping_convention``, in which an alpha of its is meant; None: any.
+        convention: Its `damping_convention`, in which an alpha of its is meant; None: any.
         sweep: Folder name of its sweep; None: any, or none.
     """
 
@@ -46,7 +46,7 @@ class Wanted:
     sweep: str | None = None
 
     def misfit(self, path: Path, run: Mapping[str, Any]) -> str | None:
-        """Return in what a run differs, e.g. ``"seed 1"``; None if in nothing.
+        """Return in what a run differs, e.g. `"seed 1"`; None if in nothing.
 
         Args:
             path: Its folder, which tells its sweep: that may have been renamed or copied since.
@@ -73,7 +73,7 @@ class Wanted:
 
 
 def register_run_resolvers() -> None:
-    """Make ``${gramgn.trained:<experiment>}`` and ``${gramgn.best_alpha:<sweep>}`` known to OmegaConf."""
+    """Make `${gramgn.trained:<experiment>}` and `${gramgn.best_alpha:<sweep>}` known to OmegaConf."""
     OmegaConf.register_new_resolver("gramgn.trained", trained, replace=True)
     OmegaConf.register_new_resolver("gramgn.best_alpha", best_alpha, replace=True)
 
@@ -81,12 +81,12 @@ def register_run_resolvers() -> None:
 def trained(experiment: str, *, _root_: DictConfig) -> str:
     """Return the folder of a finished run of an experiment to start from, relative to the repository.
 
-    It has the seed, scale and network of the configuration that asks, and was trained on ``warm_start.dataset``
-    (on a synthetic data set: on the synthetic form of that one), in the sweep ``warm_start.sweep`` if that is given.
+    It has the seed, scale and network of the configuration that asks, and was trained on `warm_start.dataset`
+    (on a synthetic data set: on the synthetic form of that one), in the sweep `warm_start.sweep` if that is given.
     Of several the oldest is taken, so that the same command finds the same one again.
 
     Args:
-        experiment: Name of a file below ``conf/experiment/``, e.g. ``"fig1/afad_ggn_fixup"``.
+        experiment: Name of a file below `conf/experiment/`, e.g. `"fig1/afad_ggn_fixup"`.
 
     Raises:
         ConfigError: If there is none, or none that is finished, or it diverged; with the command that makes it.
@@ -108,10 +108,10 @@ def trained(experiment: str, *, _root_: DictConfig) -> str:
 
 
 def find_trained(experiment: str, wanted: Wanted, outputs: Path) -> Path:
-    """Return the folder of the oldest finished run of ``experiment`` that fits.
+    """Return the folder of the oldest finished run of `experiment` that fits.
 
     Args:
-        experiment: ``choices.experiment`` of the run.
+        experiment: `choices.experiment` of the run.
         wanted: What it must have been.
         outputs: Folder to search.
 
@@ -160,7 +160,7 @@ def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
     See `gramgn.records.best_alphas` for the rule.
 
     Args:
-        sweep: Name of a file in ``conf/sweep/`` that varies ``optimizer.alpha``, e.g. ``"lambda_alpha"``.
+        sweep: Name of a file in `conf/sweep/` that varies `optimizer.alpha`, e.g. `"lambda_alpha"`.
 
     Raises:
         ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
@@ -178,7 +178,7 @@ def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, P
     """Return the best alpha of the one grid that fits, and the folder of that grid.
 
     Args:
-        sweep: ``choices.sweep`` of its runs.
+        sweep: `choices.sweep` of its runs.
         wanted: What they must have been.
         outputs: Folder to search.
 
@@ -255,7 +255,7 @@ def _say_once(message: str) -> None:
 
 
 def _seen(others: Counter[str]) -> str:
-    """Say what there is instead, e.g. ``" (there are 3 of seed 1)"``; nothing if there is nothing."""
+    """Say what there is instead, e.g. `" (there are 3 of seed 1)"`; nothing if there is nothing."""
     seen = ", ".join(f"{count} of {misfit}" for misfit, count in others.most_common(4))
     return f" (there are {seen})" if seen else ""
 
