@@ -93,7 +93,7 @@ def model_card(trained: Trained) -> str:
         "## Loading",
         f"`{WEIGHTS}` is a plain `state_dict`; loading it executes nothing. In this folder, with the package installed "
         '(`python -m pip install ".[pipeline]"` in a checkout of its code):',
-        f"``python\n{snippet(trained)}``",
+        f"```python\n{snippet(trained)}```",
         "## Training",
         f"    {command}",
         f"Optimizer {run['optimizer'].get('name')}: {', '.join(f'{key} {value}' for key, value in settings.items())}. "

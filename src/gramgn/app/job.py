@@ -142,8 +142,8 @@ def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.opti
     optimizer = build("optimizer", section, model if wants_model else list(model.parameters()))
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"optimizer._target_={section['_target_']} did not make a torch.optim.Optimizer")
-    loss = getattr(optimizer, "loss", "squared_error")
-    if wants_model and isinstance(loss, str) and loss != "squared_error":
+    loss = section.get("loss", "squared_error")
+    if wants_model and loss != "squared_error":
         raise ConfigError(
             f"optimizer.loss={loss}: the data sets here are regressions; leave it squared_error"
         )
