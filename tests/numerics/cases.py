@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torchvision.models.resnet import BasicBlock
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
 from gramgn.optim import Linearisation, Trained
@@ -243,6 +244,14 @@ def parametrised() -> nn.Module:
     return model
 
 
+def torchvision_block() -> nn.Module:
+    """A residual block of torchvision with group normalisation: its ReLUs and its sum act in place."""
+    block = BasicBlock(3, 3, norm_layer=lambda channels: nn.GroupNorm(3, channels))
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), block, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 1)
+    )
+
+
 def frozen_batch_norm() -> nn.Module:
     model = ResNetBN(8, width=4, in_channels=1)
     model(torch.randn(16, 1, 8, 8))
@@ -423,6 +432,7 @@ CASES = (
     Case("norms", norms, lambda: (torch.randn(3, 2, 5, dtype=torch.float64),)),
     Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2), vmap=False),
     Case("unknown_layers_one_sample", unknown_layers, images(b=1, channels=2, size=2), vmap=False),
+    Case("torchvision_block", torchvision_block, images()),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
 )
 VMAP_CASES = tuple(case for case in CASES if case.vmap)
