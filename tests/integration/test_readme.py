@@ -251,6 +251,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     'make figures RESULTS="outputs/results/theory_*.csv"': plan_of_make,
     'make paper SCALE=paper DATA=real OVERRIDES="trainer.device=cuda"': plan_of_make,
     "make figures RESULTS=outputs/results/rotation_mednist_laptop.csv": plan_of_make,
+    'make figures RUNS="outputs/runs outputs/sweeps/lam"': plan_of_make,
     "make bench": plan_of_make,
     "make bench-pipeline": plan_of_make,
     "make gpu-report": plan_of_make,
