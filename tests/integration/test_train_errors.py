@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 
 import pytest
@@ -212,19 +211,19 @@ def test_bad_data_is_recorded_as_failed(
 
 
 @pytest.mark.parametrize("dataset", ["afad", "rsna", "retinamnist", "rotation"])
-def test_missing_data_stops_at_once(house: House, dataset: str) -> None:
+def test_missing_data_stops_at_once(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], dataset: str
+) -> None:
     """H16, D01: one message at once: where to get it, what to run next, what to use meanwhile."""
-    start = time.monotonic()
-    done = house.run(f"dataset={dataset}")
-    assert done.returncode == 2
-    assert done.stderr.count("error:") == 1
-    assert f"dataset={dataset}" in done.stderr
-    assert "scripts/prepare_data.py" in done.stderr
-    assert "_synthetic" in done.stderr
-    assert str(house.root / "data" / "raw" / dataset) in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (house.root / "outputs" / "runs").exists() or not house.runs()
-    assert time.monotonic() - start < 60  # a hang, not a measurement: the machine may be busy
+    assert call(f"dataset={dataset}") == 2
+    message = capsys.readouterr().err
+    assert message.count("error:") == 1
+    assert f"dataset={dataset}" in message
+    assert "scripts/prepare_data.py" in message
+    assert "_synthetic" in message
+    assert str(house.root / "data" / "raw" / dataset) in message
+    assert "Traceback" not in message
+    assert not house.runs()
 
 
 def test_a_sweep_key_that_one_optimizer_lacks(
@@ -251,13 +250,12 @@ def test_a_run_folder_is_never_shared(call: Call, house: House, capsys: pytest.C
 
 
 def test_starts_in_the_same_second_get_folders_of_their_own(house: House) -> None:
-    """H06: four processes at once, four folders, each a whole run."""
-    processes = [house.start(*BLOBS, *SMALL) for _ in range(4)]
-    assert [process.wait(timeout=120) for process in processes] == [0] * 4
+    """H06: two processes at once, two folders, each a whole run."""
+    processes = [house.start(*BLOBS, *SMALL) for _ in range(2)]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
     for process in processes:
         process.communicate()
-    assert len(house.runs()) == 4
-    assert [read_run(folder)["state"] for folder in house.runs()] == ["done"] * 4
+    assert [read_run(folder)["state"] for folder in house.runs()] == ["done", "done"]
 
 
 def test_a_warm_start_must_fit(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from gramgn.app import check_entries, plain, register_resolvers, run_entries, set_repository
+from gramgn.app import (
+    check_entries,
+    plain,
+    register_resolvers,
+    run_entries,
+    set_repository,
+    split_paths,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
@@ -105,6 +112,41 @@ def test_the_numbers_are_the_papers() -> None:
             assert (sgd["optimizer"]["lr"], sgd["optimizer"]["momentum"]) == (lr, 0.9)
 
 
+def test_a_scale_wins_over_an_experiment_and_the_command_line_over_both() -> None:
+    words = ("experiment=fig1/afad_ggn_fixup", "dataset=afad_synthetic")
+    laptop = resolved(*words, "trainer=laptop")
+    sizes = laptop["model"]["depth"], laptop["trainer"]["image_size"], laptop["trainer"]["epochs"]
+    assert sizes == (14, 32, 10)
+    assert (laptop["dataset"]["limit"], laptop["optimizer"]["alpha"]) == (2560, 0.3)
+    debug = resolved(*words, "trainer=debug", "trainer.epochs=5", "model.depth=14")
+    assert (debug["trainer"]["epochs"], debug["model"]["depth"]) == (5, 14)
+    assert (debug["trainer"]["batch_size"], debug["trainer"]["scale"]) == (32, "debug")
+
+
+@pytest.mark.parametrize(
+    ("words", "alpha"),
+    [
+        (("dataset=afad",), 0.3),
+        (("dataset=rsna",), 0.1),
+        (("dataset=rsna_synthetic", "optimizer=ggn_lm"), 0.1),
+        (("dataset=rsna", "optimizer=ggn_spring"), 0.8),
+        (("dataset=rsna", "optimizer.alpha=7"), 7),
+        (("experiment=theory/cyclic",), 0.0),
+    ],
+)
+def test_alpha_follows_the_data_set(words: tuple[str, ...], alpha: float) -> None:
+    assert resolved(*words)["optimizer"]["alpha"] == alpha
+
+
+def test_the_paths_of_a_machine_are_not_recorded(tmp_path: Path) -> None:
+    """`conf/local` sets `paths`: the record, and so the identity of a run, is that of the default paths."""
+    raw = tmp_path.parent / "elsewhere"
+    recorded, local = split_paths(resolved(f"paths.raw={raw}"))
+    assert recorded == split_paths(resolved())[0]
+    assert recorded["dataset"]["root"] == "data/raw/rsna_synthetic"
+    assert local == {"dataset.root": str(raw / "rsna_synthetic")}
+
+
 def test_the_command_line_wins_over_an_experiment() -> None:
     config = config_of(
         "experiment=fig1/rsna_ggn_fixup", "optimizer.alpha=7", "model=resnet_gn", "init_from=x"
@@ -132,7 +174,7 @@ def test_a_sweep_composes_and_so_does_each_of_its_jobs(sweep: str) -> None:
     for point in points:
         for key, values in axes.items():
             assert "(" in values or len(set(values.split(","))) == len(values.split(","))
-            for value in [] if "(" in values else values.split(","):
+            for value in [] if "(" in values else (values.split(",")[0], values.split(",")[-1]):
                 check_entries(_job(sweep, *point, f"{key}={value}"))
         check_entries(_job(sweep, *point))
 
