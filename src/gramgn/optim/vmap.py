@@ -47,7 +47,7 @@ class VmapEngine:
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
-        """Call ``closure`` once and differentiate its residuals; see `Engine`."""
+        """Call `closure` once and differentiate its residuals; see `Engine`."""
         params = trained.params
         of_outputs: Blocks = {}
         leaves: list[Tensor] = []
