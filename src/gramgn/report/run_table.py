@@ -139,7 +139,7 @@ def columns() -> list[RunColumn]:
         last("test loss", "test_loss"),
         last("test MAE", "test_mae"),
         plain("unit", "unit", "unit of the mean absolute error"),
-        best("best epoch", "epoch"),
+        RunColumn("best epoch", "the epoch with the least val_loss", lambda run: run.best("epoch")),
         best("best val loss", "val_loss"),
         best("best test loss", "test_loss"),
         best("best test MAE", "test_mae"),
