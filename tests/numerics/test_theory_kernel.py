@@ -12,7 +12,7 @@ from theory_cases import SMOOTH, sphere, two_layer
 
 from gramgn.models import activation_named
 from gramgn.theory import fitted_exponent, gram, limit_kernel
-from gramgn.theory._kernel import CLOSED_FORMS, _hermite_series
+from gramgn.theory.kernel import CLOSED_FORMS, _hermite_series
 
 NUM_DRAWS = 200_000
 

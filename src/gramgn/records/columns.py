@@ -62,8 +62,16 @@ RUN_COLUMNS = (
     Column("git", TEXT, "git.commit", digits=12),
     Column("git_diff", TEXT, "git.diff_sha256", digits=12),
     Column("torch", TEXT, "versions.torch"),
+    Column("n", INTEGER, "theory.n"),
+    Column("d", INTEGER, "theory.d"),
+    Column("M", INTEGER, "theory.M"),
+    Column("activation", TEXT, "theory.activation"),
+    Column("order", TEXT, "theory.order"),
+    Column("lambda_0", NUMBER, "theory.lambda_0"),
+    Column("kernel_gap", NUMBER, "theory.kernel_gap"),
+    Column("rho", NUMBER, "theory.rho"),
 )
-"""Columns that are the same in all rows of a run."""
+"""Columns that are the same in all rows of a run; those from `n` on belong to runs of the theory."""
 
 METRIC_NAMES: Mapping[str, str] = {
     name: f"epoch_{name}" if name in {column.name for column in RUN_COLUMNS} else name
@@ -84,12 +92,18 @@ stopped or diverged, and where it was read from: the folder that `run` is relati
 RUN_KEY = ("source", "run")
 """Columns that identify a run in the table."""
 
+THEORY_COLUMNS = (
+    *("n", "d", "M", "activation", "order", "lambda_0", "kernel_gap", "rho"),
+    *("residual", "linear_residual", "distance", "drift_J", "drift_J_row", "drift_G"),
+)
+"""Columns that only runs of the theory have, see `gramgn.theory.Observer`."""
+
 RESULT_COLUMNS = (
-    *(column.name for column in RUN_COLUMNS),
+    *(column.name for column in RUN_COLUMNS if column.name not in THEORY_COLUMNS),
     *("epoch", "step", "train_s", "train_loss", "train_mae"),
     *("val_loss", "val_mae", "test_loss", "test_mae", "peak_mem_mib"),
 )
-"""Columns of a results CSV, in order."""
+"""Columns of a results CSV, in order; where it has runs of the theory, `THEORY_COLUMNS` follow."""
 
 TABLE_COLUMNS = (*RUN_COLUMNS, *METRICS, *LOCAL_COLUMNS)
 

@@ -56,6 +56,12 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "rejected_steps",  # trial steps that adaptive damping or a line search rejected
     "skipped_batches",
     "peak_mem_mib",
+    "residual",  # |f - y| in the unit of the targets: this and the following with trainer.theory_every
+    "linear_residual",  # the same on the network linearised at its start
+    "distance",  # |W - W_0|, Frobenius
+    "drift_J",  # |J - J_0|, Frobenius
+    "drift_J_row",  # largest |J_i - J_0,i| of a row
+    "drift_G",  # |G - G_0|, spectral
 )
 
 HEADER = ",".join(METRIC_COLUMNS) + "\n"

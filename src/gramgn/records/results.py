@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gramgn.errors import InputError
-from gramgn.records.columns import FLAG, INTEGER, NUMBER, RESULT_COLUMNS, SIZE, TABLE_COLUMNS
+from gramgn.records.columns import (
+    FLAG,
+    INTEGER,
+    NUMBER,
+    RESULT_COLUMNS,
+    SIZE,
+    TABLE_COLUMNS,
+    THEORY_COLUMNS,
+)
 from gramgn.records.files import write_atomic
 
 if TYPE_CHECKING:
@@ -31,7 +39,8 @@ def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
         InputError: The file cannot be written.
     """
     ordered = table.sort_values(["experiment", "sweep", "run"], kind="stable", na_position="first")
-    columns = ordered[list(RESULT_COLUMNS)]
+    of_theory = THEORY_COLUMNS if ordered["M"].notna().any() else ()
+    columns = ordered[[*RESULT_COLUMNS, *of_theory]]
     flags = columns["standardized"].map({True: "true", False: "false"})
     write_atomic(Path(path), columns.assign(standardized=flags).to_csv(index=False, lineterminator="\n"))
 
@@ -63,7 +72,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path} is not a results file: {error}. {_REMEDY}") from error
     _check_columns(list(cells.columns), path)
-    table = pd.DataFrame({name: _parsed(cells[name], path) for name in RESULT_COLUMNS})
+    table = pd.DataFrame({str(name): _parsed(cells[name], path) for name in cells.columns})
     changes = table["git_diff"].str[:6].radd("+").fillna("")
     code = (table["git"].str[:10] + changes).fillna("unknown")
     return table.assign(code=code, source=str(path))
@@ -71,7 +80,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def _check_columns(names: list[str], path: Path) -> None:
     missing = [name for name in RESULT_COLUMNS if name not in names]
-    unknown = [name for name in names if name not in RESULT_COLUMNS]
+    unknown = [name for name in names if name not in RESULT_COLUMNS + THEORY_COLUMNS]
     faults = [f"it lacks {_few(missing)}"] if missing else []
     faults += [f"{_few(list(map(repr, unknown)))} is unknown here"] if unknown else []
     if faults:

@@ -27,27 +27,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gramgn.theory._full_batch import FullBatch, best_learning_rate, gauss_newton, gradient_descent
-    from gramgn.theory._gauss_seidel import Splitting, split
-    from gramgn.theory._kernel import LimitKernel, limit_kernel
-    from gramgn.theory._network import gram, jacobian
-    from gramgn.theory._path import Path, PathPoint, Start, descent_step, follow, ggn_step
-    from gramgn.theory._spectrum import Prediction, linear_residuals, predict, spectral_radius
+    from gramgn.theory.full_batch import FullBatch, best_learning_rate, gauss_newton, gradient_descent
+    from gramgn.theory.gauss_seidel import Splitting, split
+    from gramgn.theory.kernel import LimitKernel, limit_kernel
+    from gramgn.theory.network import gram, jacobian
+    from gramgn.theory.observer import Observer
+    from gramgn.theory.path import Path, PathPoint, Start, descent_step, follow, ggn_step
+    from gramgn.theory.spectrum import Prediction, linear_residuals, predict, spectral_radius
     from gramgn.theory.rates import contraction, fitted_exponent, last_order, orders, quadratic_constants
 
 _HOME_OF = {
-    "_full_batch": ("FullBatch", "best_learning_rate", "gauss_newton", "gradient_descent"),
-    "_gauss_seidel": ("Splitting", "split"),
-    "_kernel": ("LimitKernel", "limit_kernel"),
-    "_network": ("gram", "jacobian"),
-    "_path": ("Path", "PathPoint", "Start", "descent_step", "follow", "ggn_step"),
-    "_spectrum": ("Prediction", "linear_residuals", "predict", "spectral_radius"),
+    "full_batch": ("FullBatch", "best_learning_rate", "gauss_newton", "gradient_descent"),
+    "gauss_seidel": ("Splitting", "split"),
+    "kernel": ("LimitKernel", "limit_kernel"),
+    "network": ("gram", "jacobian"),
+    "observer": ("Observer",),
+    "path": ("Path", "PathPoint", "Start", "descent_step", "follow", "ggn_step"),
+    "spectrum": ("Prediction", "linear_residuals", "predict", "spectral_radius"),
     "rates": ("contraction", "fitted_exponent", "last_order", "orders", "quadratic_constants"),
 }
 
 __all__ = [
     "FullBatch",
     "LimitKernel",
+    "Observer",
     "Path",
     "PathPoint",
     "Prediction",

@@ -37,6 +37,8 @@ class TrainerConfig:
         channels_last: Keep kernels and batches of images in channels-last memory format, in which convolutions
             are faster. Sums round differently. run.json records what was in force (`precision`): never
             for data other than images, nor for a network that cannot take it.
+        theory_every: Number of epochs between measurements of the quantities of the paper's theorems, before the
+            first step and at the end as well; for `model=two_layer` in float64. None: never.
         compile: Compile the training step with `torch.compile` (G19). Evaluation is never compiled.
 
     Raises:
@@ -59,12 +61,13 @@ class TrainerConfig:
     threads: int | None = None
     channels_last: bool = True
     compile: bool = False
+    theory_every: int | None = None
 
     def __post_init__(self) -> None:
         problems = [
             f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {least}"
             for name, least in _LEAST.items()
-            if not is_whole(getattr(self, name), least) and not (name == "threads" and self.threads is None)
+            if not is_whole(getattr(self, name), least) and not (name in _OPTIONAL and getattr(self, name) is None)
         ]
         if self.batch_size != "full" and not is_whole(self.batch_size, 1):
             problems.append(
@@ -99,4 +102,12 @@ def most_threads() -> int:
     return 4 * (os.cpu_count() or 1)
 
 
-_LEAST = {"epochs": 1, "image_size": 8, "eval_every": 1, "eval_batch_size": 1, "threads": 1}
+_OPTIONAL = ("threads", "theory_every")
+_LEAST = {
+    "epochs": 1,
+    "image_size": 8,
+    "eval_every": 1,
+    "eval_batch_size": 1,
+    "threads": 1,
+    "theory_every": 1,
+}

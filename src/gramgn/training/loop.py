@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -106,6 +106,7 @@ class Trainer:
         clock: Started with the job, so that its start-up part covers everything before the first step.
         mirror: Called with each new row of metrics.csv once its checkpoint is on disk.
         reporter: Shows the progress to a person.
+        observe: Returns further columns of metrics.csv after a number of epochs, see `config.theory_every`.
 
     Raises:
         ConfigError: Every batch would be too small for the network.
@@ -124,7 +125,9 @@ class Trainer:
         clock: Clock,
         mirror: Callable[[list[Row]], None],
         reporter: Reporter,
+        observe: Callable[[int], Mapping[str, float | None]] | None = None,
     ) -> None:
+        self._observe = observe
         self.model, self.optimizer, self.data, self.config = model, optimizer, data, config
         self.seed, self.folder, self.clock = seed, folder, clock
         self.position = Position()
@@ -165,7 +168,7 @@ class Trainer:
                     f"{self.folder.metrics_csv} has {len(recorded)} epochs, but the checkpoints are gone from "
                     f"{self.folder.checkpoint_dir}: put them back, or start a new run"
                 )
-            self.folder.truncate_metrics(0)
+            self.folder.truncate_metrics(-1)
             return False
         lost = sorted(set(range(1, state["epoch"] + 1)) - recorded)
         if lost:
@@ -208,6 +211,9 @@ class Trainer:
         self.model.train()
         with self.clock.part("startup"):
             self._stepper.prepare(self._batches_of_each_shape())
+        if self._observe is not None and self.position.step == 0:
+            with self.clock.part("log"):
+                self.folder.append_metrics({"epoch": 0, "step": 0, **self._observe(0)})
         while self.position.epoch < self.config.epochs:
             try:
                 self._train_epoch(stop)
@@ -277,6 +283,10 @@ class Trainer:
         if row["epoch"] % self.config.eval_every == 0 or row["epoch"] == self.config.epochs:
             with self.clock.part("eval"):
                 self._add_evaluation(row, stop)
+        every = self.config.theory_every
+        if self._observe is not None and every and (row["epoch"] % every == 0 or row["epoch"] == self.config.epochs):
+            with self.clock.part("eval"):
+                row |= self._observe(row["epoch"])
         return row | {"wall_s": self.clock.wall_s()}
 
     def _finish_epoch(self, row: dict[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gramgn.theory._checks import EPS, check_float64, whole
-from gramgn.theory._gauss_seidel import Splitting
+from gramgn.theory.checks import EPS, check_float64, whole
+from gramgn.theory.gauss_seidel import Splitting
 
 METHODS = ("auto", "dense", "sparse")
 MOST_DENSE = 4000

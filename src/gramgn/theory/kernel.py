@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gramgn.models import activation_named
-from gramgn.theory._checks import EPS, check_samples, is_singular, repeated_rows, whole
+from gramgn.theory.checks import EPS, check_samples, is_singular, repeated_rows, whole
 
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHORTEST = 1e-70

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gramgn.theory._checks import check_float64, check_positive, checked_gram, is_singular, whole
+from gramgn.theory.checks import check_float64, check_positive, checked_gram, is_singular, whole
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gramgn.models import TwoLayer
 from gramgn.optim import GramGaussNewton
-from gramgn.theory._checks import check_float64, whole
-from gramgn.theory._network import gram_of, outputs, slopes
+from gramgn.theory.checks import check_float64, whole
+from gramgn.theory.network import gram_of, outputs, slopes
 
 ORDERS = ("cyclic", "shuffle")
 TakeStep = Callable[[Tensor, Tensor], object]

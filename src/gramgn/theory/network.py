@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gramgn.models import TwoLayer
-from gramgn.theory._checks import check_float64, check_samples
+from gramgn.theory.checks import check_float64, check_samples
 
 
 def slopes(model: TwoLayer, x: Tensor) -> Tensor:
