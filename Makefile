@@ -76,8 +76,9 @@ format: $(READY) ## put the code into its standard form
 paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (under 2 hours)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-theory: $(READY) ## watch the paper's two theorems and its cost analysis, into outputs/theory (under 10 minutes)
+theory: $(READY) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
 	@$(BIN)/python scripts/theory.py
+	@$(BIN)/python benchmarks/cost.py
 
 figures: $(READY) ## draw the paper's runs into outputs/figures; RUNS=<folders> draws any runs, RESULTS=<CSV files> into outputs/results/figures
 	@$(BIN)/python scripts/make_figures.py $(SOURCES)

@@ -1,29 +1,38 @@
-"""Run the theory's studies: quadratic convergence, the Gauss-Seidel rate, other methods, the cost of a step's parts.
+"""Run the theory's studies: three sweeps of the two-layer network, each of which the same command completes.
 
-python scripts/theory.py                                # into outputs/theory: under 10 minutes on two idle cores
-python scripts/theory.py quadratic cyclic               # some of them
-python scripts/theory.py --out outputs/results          # the files to publish
-python scripts/theory.py --smoke --out /data/theory     # tiny, seconds: shows that all works
+python scripts/theory.py                        # all: under 10 minutes on two idle cores
+python scripts/theory.py quadratic cyclic       # some of them
+python scripts/theory.py --smoke                # tiny networks, two seeds: seconds
 
-Data are SYNTHETIC points on the sphere; the costs are those of the real networks on noise. May be stopped at any
-time; the same command goes on where it was.
-Exit codes: 0 done, 2 bad input, 130 and 143 stopped.
+Data are SYNTHETIC points on the sphere. `python benchmarks/cost.py` measures the parts of a step for figure T5.
+Exit codes: 0 all done, 1 a job failed, 2 bad input, 130 and 143 stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # the costs are measured by the benchmarks
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own remarks on stderr
+sys.path.insert(0, str(ROOT / "src"))
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
-from gramgn.app import report_errors, set_repository  # noqa: E402
-from gramgn.app._theory import FULL, SMOKE, STUDIES, run_studies  # noqa: E402
-from gramgn.figures import claims_text, read_theory, theory_claims, theory_title  # noqa: E402
+import hydra  # noqa: E402
+from omegaconf import DictConfig  # noqa: E402
+
+import gramgn.app  # noqa: E402
+from gramgn.figures import claims_text, read_runs, theory_claims, theory_title  # noqa: E402
+from gramgn.progress import say  # noqa: E402
+
+STUDIES = ("quadratic", "cyclic", "methods")
+SMOKE = {
+    "quadratic": ["model.width=64,128"],
+    "cyclic": ["hydra.sweeper.points=[trainer.batch_size=20 model.width=64,trainer.batch_size=30 model.width=128]"],
+    "methods": ["model.width=128"],
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,24 +43,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "studies", nargs="*", metavar="study", help=f"of: {', '.join(STUDIES)} (default: all)"
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "theory", help="folder for the files")
-    parser.add_argument("--force", action="store_true", help="run again what is there")
     parser.add_argument("--smoke", action="store_true", help="tiny networks, two seeds")
     given = parser.parse_args(arguments)
     if unknown := [study for study in given.studies if study not in STUDIES]:
         parser.error(f"there is no study {', '.join(unknown)}; there are: {', '.join(STUDIES)}")
-    set_repository(ROOT)
-    code = [0]
-    with report_errors(code):
-        files = run_studies(
-            given.studies or list(STUDIES), given.out, scale=SMOKE if given.smoke else FULL, force=given.force
-        )
-        theory = read_theory(files)
-        measured = [claim for claim in theory_claims(theory) if claim.measurements]
-        print(claims_text(theory_title(theory), measured), end="")
-        for file in files:
-            print(file)
-    return code[0]
+
+    @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="train")
+    def task(config: DictConfig) -> float | None:
+        return gramgn.app.run_job(config)
+
+    worst, folders = 0, []
+    for study in given.studies or STUDIES:
+        name = f"theory-smoke-{study}" if given.smoke else f"theory-{study}"
+        extra = [*SMOKE[study], "seed=0,1"] if given.smoke else []
+        sys.argv = ["train.py", f"sweep=theory_{study}", f"name={name}", "tracking=none", *extra]
+        say(f"python {shlex.join(sys.argv)}")
+        code = gramgn.app.main(task, ROOT)
+        if code not in (0, 1):
+            return code
+        worst = max(worst, code)
+        folders.append(ROOT / "outputs" / "sweeps" / name)
+    theory = read_runs(*folders).theory
+    measured = [claim for claim in theory_claims(theory) if claim.measurements]
+    print(claims_text(theory_title(theory), measured), end="")
+    return worst
 
 
 if __name__ == "__main__":

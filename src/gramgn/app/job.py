@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from gramgn.app.config import check_entries
 from gramgn.app.paths import shown
 from gramgn.app.plan import Job, run_folder, write_local_paths
 from gramgn.app.recording import MAY_LIE_THERE, Recording, dataset_record, first_record, optimizer_record
+from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory
 from gramgn.progress import say
@@ -186,6 +187,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         clock=parts.clock,
         mirror=recording.rows,
         reporter=recording.reporter,
+        observe=_observer(parts, data, recording),
     )
     if job.stored is not None:
         _resume(trainer, job.stored)
@@ -194,6 +196,35 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     recording.start_mirror(parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
+
+
+def _observer(parts: Parts, data: TensorData, recording: Recording) -> Callable[[int], Any] | None:
+    """Return what measures the quantities of the theory, which begins at the network's initial weights."""
+    config = parts.config
+    if config.theory_every is None:
+        return None
+    from gramgn.theory import Observer
+
+    settings, n = parts.optimizer.param_groups[0], data.size("train")
+    is_ggn = "lam" in settings
+    x, y = data.batch("train", slice(0, n))
+    try:
+        observer = Observer(
+            parts.model,
+            x,
+            y,
+            num_epochs=config.epochs,
+            batch_size=config.batch_size_for(n),
+            order=config.order,
+            lam=settings["lam"] if is_ggn else None,
+            alpha=alpha_to_sum(settings["alpha"], settings["damping_convention"], num_samples=n) if is_ggn else 0.0,
+            # SGD follows the gradient of the mean square, the theory's eta that of half the sum of squares.
+            lr=None if is_ggn else 2 * settings["lr"] / n,
+        )
+    except ValueError as error:
+        raise ConfigError(f"trainer.theory_every={config.theory_every}: {error}") from error
+    recording.add(theory=observer.constants)
+    return observer.measure
 
 
 def _is_complete(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:

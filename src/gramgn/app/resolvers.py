@@ -1,6 +1,5 @@
-"""Values in `conf/` that come from runs that are done: which network to start from, which alpha was the best.
-
-Both read run.json and metrics.csv below `outputs/` and nothing else.
+"""Values in `conf/` that are computed: the network to start from and the best alpha of a grid, both from finished
+runs below `outputs/`, and the best learning rate of gradient descent.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from gramgn.app.build import build, build_dataset
 from gramgn.app.paths import repository
-from gramgn.errors import ConfigError, InputError
+from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
 from gramgn.records import ENDED, RunFolder, best_alphas, final_loss, find_runs, path_override, runs
 
@@ -73,9 +73,37 @@ class Wanted:
 
 
 def register_run_resolvers() -> None:
-    """Make `${gramgn.trained:<experiment>}` and `${gramgn.best_alpha:<sweep>}` known to OmegaConf."""
+    """Make `${gramgn.trained:<experiment>}`, `${gramgn.best_alpha:<sweep>}` and `${gramgn.best_lr:}` known to OmegaConf."""
     OmegaConf.register_new_resolver("gramgn.trained", trained, replace=True)
     OmegaConf.register_new_resolver("gramgn.best_alpha", best_alpha, replace=True)
+    OmegaConf.register_new_resolver("gramgn.best_lr", best_lr, replace=True)
+
+
+def best_lr(*, _root_: DictConfig) -> float:
+    """Return the learning rate with which full-batch gradient descent on the mean square converges fastest.
+
+    It is n / (lambda_max + lambda_min) of G_0, for the configuration's own data, network and seed: n / 2 times
+    `gramgn.theory.best_learning_rate`, which is about half the sum of squares.
+
+    Raises:
+        ConfigError: The network or the data are not those of the theory.
+    """
+    import torch
+
+    from gramgn.theory import best_learning_rate, gram
+
+    loaded = build_dataset(_plain(_root_.dataset)).load(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_root_.seed)
+        model = build("model", _plain(_root_.model)).double()
+    x = torch.from_numpy(loaded.images[loaded.split == "train"])
+    try:
+        return best_learning_rate(gram(model, x)) * len(x) / 2
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"optimizer.lr: there is a best learning rate for model=two_layer on vectors only ({first_line(error)}); "
+            "give optimizer.lr=<number>"
+        ) from error
 
 
 def trained(experiment: str, *, _root_: DictConfig) -> str:

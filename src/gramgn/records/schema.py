@@ -59,6 +59,7 @@ ENTRIES: Mapping[str, type] = {
     "resume_count": int,
     "time": dict,  # seconds
     "wandb": dict,
+    "theory": dict,  # sizes and predictions of `gramgn.theory.Observer`, with trainer.theory_every
     "best": dict,  # the epoch of the least validation loss
 }
 """Entries of run.json that this program reads, by dotted name. Each may be null or missing unless a reader needs it."""
