@@ -1,7 +1,7 @@
 """Measure the parts of a step over batch sizes and numbers of parameters, for figure T5 of the theory.
 
-python benchmarks/cost.py                                   # into outputs/theory/theory_cost.csv: minutes, on an idle machine
-python benchmarks/cost.py --smoke --out /data/cost.csv      # tiny shapes, seconds
+python benchmarks/cost.py                               # into outputs/theory/theory_cost.csv: minutes, when idle
+python benchmarks/cost.py --smoke --out /data/cost.csv  # tiny shapes, seconds
 
 The networks are ResNetFixup on noise (SYNTHETIC). All shapes take turns, round by round. The columns are described in
 outputs/results/README.md.
@@ -67,7 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     keep_freed_blocks()
-    wanted = shapes(8, SMOKE_DEPTHS, SMOKE_BATCHES, SMOKE_PIXELS) if given.smoke else shapes(32, DEPTHS, BATCHES, PIXELS)
+    wanted = (
+        shapes(8, SMOKE_DEPTHS, SMOKE_BATCHES, SMOKE_PIXELS)
+        if given.smoke
+        else shapes(32, DEPTHS, BATCHES, PIXELS)
+    )
     rounds = SMOKE_ROUNDS if given.smoke else ROUNDS
     parts = time_parts(wanted, torch.device("cpu"), rounds)
     rows = [row(each) for each in track(parts, total=len(wanted) * rounds, label="cost", unit="steps")]

@@ -30,7 +30,9 @@ from gramgn.progress import say  # noqa: E402
 STUDIES = ("quadratic", "cyclic", "methods")
 SMOKE = {
     "quadratic": ["model.width=64,128"],
-    "cyclic": ["hydra.sweeper.points=[trainer.batch_size=20 model.width=64,trainer.batch_size=30 model.width=128]"],
+    "cyclic": [
+        "hydra.sweeper.points=[trainer.batch_size=20 model.width=64,trainer.batch_size=30 model.width=128]"
+    ],
     "methods": ["model.width=128"],
 }
 

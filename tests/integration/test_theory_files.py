@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gramgn.app._theory import SMOKE, run_studies
 from theory_rows import SETTING
 
-from gramgn.app._theory import SMOKE, run_studies
 from gramgn.errors import InputError
 from gramgn.figures import (
     Epoch,

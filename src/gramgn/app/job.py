@@ -217,7 +217,9 @@ def _observer(parts: Parts, data: TensorData, recording: Recording) -> Callable[
             batch_size=config.batch_size_for(n),
             order=config.order,
             lam=settings["lam"] if is_ggn else None,
-            alpha=alpha_to_sum(settings["alpha"], settings["damping_convention"], num_samples=n) if is_ggn else 0.0,
+            alpha=alpha_to_sum(settings["alpha"], settings["damping_convention"], num_samples=n)
+            if is_ggn
+            else 0.0,
             # SGD follows the gradient of the mean square, the theory's eta that of half the sum of squares.
             lr=None if is_ggn else 2 * settings["lr"] / n,
         )

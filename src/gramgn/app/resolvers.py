@@ -1,5 +1,7 @@
-"""Values in `conf/` that are computed: the network to start from and the best alpha of a grid, both from finished
-runs below `outputs/`, and the best learning rate of gradient descent.
+"""Values in `conf/` that are computed.
+
+The network to start from and the best alpha of a grid come from finished runs below `outputs/`, the best learning rate
+of gradient descent from the data and the network.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Wanted:
 
 
 def register_run_resolvers() -> None:
-    """Make `${gramgn.trained:<experiment>}`, `${gramgn.best_alpha:<sweep>}` and `${gramgn.best_lr:}` known to OmegaConf."""
+    """Register `${gramgn.trained:<experiment>}`, `${gramgn.best_alpha:<sweep>}` and `${gramgn.best_lr:}`."""
     OmegaConf.register_new_resolver("gramgn.trained", trained, replace=True)
     OmegaConf.register_new_resolver("gramgn.best_alpha", best_alpha, replace=True)
     OmegaConf.register_new_resolver("gramgn.best_lr", best_lr, replace=True)

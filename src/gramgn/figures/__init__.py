@@ -7,17 +7,6 @@
 `gramgn.figures.panels` states which runs belong to which panel of the paper.
 """
 
-from gramgn.figures._theory import (
-    Cost,
-    Epoch,
-    Setting,
-    Theory,
-    TheoryRun,
-    read_theory,
-    theory_claims,
-    theory_title,
-    write_theory,
-)
 from gramgn.figures.build import THEORY, Drawing, drawings, make_figures
 from gramgn.figures.claims import Claim, Measurement, claims, claims_table, claims_text
 from gramgn.figures.curves import Comparison, Curve
@@ -26,6 +15,7 @@ from gramgn.figures.panels import PANELS, FigureSet, Panel, figure_sets
 from gramgn.figures.sources import Shown, read_runs, read_table
 from gramgn.figures.style import house_style
 from gramgn.figures.summary import summary_table
+from gramgn.figures.theory import Cost, Epoch, Setting, Theory, TheoryRun, theory_claims, theory_title
 
 __all__ = [
     "PANELS",
@@ -54,9 +44,7 @@ __all__ = [
     "make_figures",
     "read_runs",
     "read_table",
-    "read_theory",
     "summary_table",
     "theory_claims",
     "theory_title",
-    "write_theory",
 ]

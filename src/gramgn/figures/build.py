@@ -13,7 +13,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from gramgn.errors import InputError
-from gramgn.figures._theory import comparable, theory_figures
 from gramgn.figures.curves import Comparison, compare
 from gramgn.figures.draw import ERRORS, LOSSES, draw_comparison, draw_panel
 from gramgn.figures.grid import Grid
@@ -22,6 +21,7 @@ from gramgn.figures.page import draw_page
 from gramgn.figures.panels import FigureSet, Panel, figure_sets, other_grids
 from gramgn.figures.sources import Shown
 from gramgn.figures.style import house_style
+from gramgn.figures.theory import theory_figures
 from gramgn.progress import say
 from gramgn.records import ENDED, write_atomic
 
@@ -97,10 +97,7 @@ def drawings(shown: Shown, *, report: Callable[[str], None] = say) -> list[Drawi
         found.append(_of_comparison(legible, "loss", LOSSES))
         found.append(_of_comparison(legible, "error", ERRORS))
     found += [_of_grid(stem, grid) for stem, grid in other_grids(rest)]
-    theory, notes = comparable(shown.theory)
-    for note in notes:
-        report(note)
-    for figure in theory_figures(theory):
+    for figure in theory_figures(shown.theory):
         title = f"{figure.number}: {figure.title}"
         found.append(Drawing(figure.stem, title, None, THEORY, figure.draw, figure.alt))
     return found

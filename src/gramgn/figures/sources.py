@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from gramgn.errors import InputError, counted
-from gramgn.figures._theory import Theory, find_theory, is_theory_file, read_theory
 from gramgn.figures.panels import figure_sets
 from gramgn.figures.select import drawable
+from gramgn.figures.theory import COST_FILE, Theory, is_cost_file, is_of_study, read_costs, runs_of_theory
 from gramgn.progress import say
 from gramgn.records import ENDED, runs
 
@@ -45,8 +45,8 @@ def read_runs(
     """Read the runs that can be drawn, and report those that cannot.
 
     Args:
-        *sources: Folders, searched to any depth, results CSVs, and CSVs of the theory. The theory's files in a
-            folder, or in its subfolder `theory`, are read as well.
+        *sources: Folders, searched to any depth, results CSVs, and CSVs of `benchmarks/cost.py`, which are also
+            found as `theory/theory_cost.csv` below a folder.
         paper_only: Whether to leave out the runs that are in no panel of the paper.
         report: Called with one line for each run that is left out.
 
@@ -76,15 +76,13 @@ def read_table(
         InputError: A file is missing or damaged.
     """
     paths = [Path(source) for source in sources]
-    of_theory = [path for path in paths if path.suffix == ".csv" and is_theory_file(path)]
-    omitted: list[str] = []
-    given = read_theory(of_theory)
-    found = read_theory((file for path in paths for file in find_theory(path)), omitted=omitted)
-    for line in omitted:
-        report(f"left out {line}")
-    table = runs(*(path for path in paths if path not in of_theory), waiting=True, report=report)
-    theory = Theory((*given.runs, *found.runs), (*given.costs, *found.costs))
-    return table, Shown(drawable(table, report), theory)
+    costs = [path for path in paths if path.suffix == ".csv" and is_cost_file(path)]
+    costs += [file for path in paths if (file := path / "theory" / COST_FILE).is_file()]
+    table = runs(*(path for path in paths if path not in costs), waiting=True, report=report)
+    measured = tuple(cost for path in dict.fromkeys(costs) for cost in read_costs(path))
+    theory = Theory(runs_of_theory(table, report), measured)
+    others = table[~is_of_study(table)]
+    return table, Shown(drawable(others, report), theory)
 
 
 def _of_paper(shown: Shown, report: Callable[[str], None]) -> Shown:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gramgn.theory.network import gram, jacobian
     from gramgn.theory.observer import Observer
     from gramgn.theory.path import Path, PathPoint, Start, descent_step, follow, ggn_step
-    from gramgn.theory.spectrum import Prediction, linear_residuals, predict, spectral_radius
     from gramgn.theory.rates import contraction, fitted_exponent, last_order, orders, quadratic_constants
+    from gramgn.theory.spectrum import Prediction, linear_residuals, predict, spectral_radius
 
 _HOME_OF = {
     "full_batch": ("FullBatch", "best_learning_rate", "gauss_newton", "gradient_descent"),

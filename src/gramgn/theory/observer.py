@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gramgn.models import TwoLayer
 from gramgn.theory.full_batch import gauss_newton, gradient_descent
@@ -20,7 +20,7 @@ class Observer:
     """Compares a network during training with where it started and with its linearisation there.
 
     Args:
-        model: The network before its first step, in float64.
+        model: The two-layer network before its first step, in float64.
         x: Training samples [n, d].
         y: Training targets [n].
         num_epochs: T, to which the linearised network is followed.
@@ -42,7 +42,7 @@ class Observer:
 
     def __init__(
         self,
-        model: TwoLayer,
+        model: nn.Module,
         x: Tensor,
         y: Tensor,
         *,

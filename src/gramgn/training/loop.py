@@ -284,7 +284,11 @@ class Trainer:
             with self.clock.part("eval"):
                 self._add_evaluation(row, stop)
         every = self.config.theory_every
-        if self._observe is not None and every and (row["epoch"] % every == 0 or row["epoch"] == self.config.epochs):
+        if (
+            self._observe is not None
+            and every
+            and (row["epoch"] % every == 0 or row["epoch"] == self.config.epochs)
+        ):
             with self.clock.part("eval"):
                 row |= self._observe(row["epoch"])
         return row | {"wall_s": self.clock.wall_s()}

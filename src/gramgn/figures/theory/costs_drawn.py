@@ -11,10 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from gramgn.figures.style import PALETTE, as_words
-from gramgn.theory.rates import fitted_exponent
-
-from ._cost_claims import cost_axes
-from ._parts import (
+from gramgn.figures.theory.costs import cost_axes
+from gramgn.figures.theory.parts import (
     DASHES,
     GUIDE,
     HEIGHT,
@@ -24,7 +22,8 @@ from ._parts import (
     log_sizes,
     sizes_with_bars,
 )
-from ._records import Cost
+from gramgn.figures.theory.records import Cost
+from gramgn.theory.rates import fitted_exponent
 
 
 def draw_costs(costs: Sequence[Cost]) -> Figure:

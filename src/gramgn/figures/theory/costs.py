@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from gramgn.figures.claims import Claim, Measurement
+from gramgn.figures.theory.judge import judged
+from gramgn.figures.theory.records import Cost
 from gramgn.theory.rates import fitted_exponent
-
-from ._judge import judged
-from ._records import Cost
 
 PAPERS_SHAPE = (64, 128)
 """Height and width of the images, samples in the batch."""

@@ -8,9 +8,9 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from ._draw import draw_cyclic, draw_methods, draw_quadratic, draw_widths
-from ._draw_costs import draw_costs
-from ._records import STUDIES_OF_RUNS, Theory
+from gramgn.figures.theory.convergence import draw_cyclic, draw_methods, draw_quadratic, draw_widths
+from gramgn.figures.theory.costs_drawn import draw_costs
+from gramgn.figures.theory.records import STUDIES_OF_RUNS, Theory
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class TheoryFigure:
         number: e.g. ``"T1"``.
         title: What it shows.
         alt: The same for readers who cannot see it.
-        inputs: The rows that it shows.
         draw: Draws it.
     """
 
@@ -30,7 +29,6 @@ class TheoryFigure:
     number: str
     title: str
     alt: str
-    inputs: tuple[object, ...]
     draw: Callable[[], Figure]
 
 
@@ -50,7 +48,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
                 "Theorem 1: full-batch GGN converges quadratically",
                 "Left: the logarithm of the residual against iterations for several widths M, falling ever faster. "
                 "Right: the order of convergence against M, points for the seeds about a line at 2.",
-                tuple(quadratic),
                 partial(draw_quadratic, quadratic),
             )
         )
@@ -61,7 +58,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
                 "What falls with the width M, and how fast",
                 "Three panels against M, both axes logarithmic, each with fitted slopes and the line M^(-1/2): the "
                 "constant of Theorem 1; the drifts of G and J; the distance of G_0 from the limit kernel K.",
-                tuple(quadratic),
                 partial(draw_widths, quadratic),
             )
         )
@@ -73,7 +69,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
                 "Theorem 2: fixed mini-batches contract by the Gauss-Seidel rate",
                 "Left: the residual against epochs for several batch sizes, cyclic order beside the prediction rho^t "
                 "and random order. Right: the measured rate 1 - c over the predicted 1 - rho for each b and M.",
-                tuple(cyclic),
                 partial(draw_cyclic, cyclic),
             )
         )
@@ -85,7 +80,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
                 "Gradient descent beside GGN, and λ, α away from (1, 0)",
                 "Left: the residual of gradient descent and of GGN against iterations. Right: the residual of GGN "
                 "for several lambda and alpha, each beside the rate predicted from G_0.",
-                tuple(methods),
                 partial(draw_methods, methods),
             )
         )
@@ -97,7 +91,6 @@ def theory_figures(theory: Theory) -> list[TheoryFigure]:
                 "What the parts of a step cost",
                 "Times of the parts of a step and of SGD, both axes logarithmic, left against b and right against m, "
                 "with fitted exponents and the slopes that operation counts give.",
-                tuple(theory.costs),
                 partial(draw_costs, theory.costs),
             )
         )

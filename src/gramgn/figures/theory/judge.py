@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from gramgn.figures.claims import Claim, Measurement
+from gramgn.figures.theory.records import COMMAND, TheoryRun
 from gramgn.theory.rates import fitted_exponent
-
-from ._files import COMMAND
-from ._records import TheoryRun
 
 
 def slopes(

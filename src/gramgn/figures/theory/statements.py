@@ -6,11 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from gramgn.figures.claims import Claim, Measurement
-
-from ._comparable import comparable
-from ._cost_claims import cost_claims
-from ._judge import judged, slopes, values_of
-from ._records import STUDIES_OF_RUNS, Theory, TheoryRun
+from gramgn.figures.theory.costs import cost_claims
+from gramgn.figures.theory.judge import judged, slopes, values_of
+from gramgn.figures.theory.records import STUDIES_OF_RUNS, Theory, TheoryRun
 
 NARROW = 512
 """Widths up to which the order is read off: wider networks are at rounding after too few steps."""
@@ -22,7 +20,6 @@ def theory_title(theory: Theory) -> str:
     Args:
         theory: The studies' rows.
     """
-    theory, _ = comparable(theory)
     kinds = {(run.setting.kind, run.setting.dataset) for run in theory.runs}
     data = sorted(f"SYNTHETIC {name}" if kind == "synthetic" else f"{name} ({kind})" for kind, name in kinds)
     parts = [*data, *(["what the parts of a step cost"] if theory.costs else [])]
@@ -38,7 +35,6 @@ def theory_claims(theory: Theory) -> list[Claim]:
     Args:
         theory: The studies' rows.
     """
-    theory, _ = comparable(theory)
     quadratic, cyclic, methods = (theory.study(name) for name in STUDIES_OF_RUNS)
     return [
         _order(quadratic),
@@ -179,7 +175,7 @@ def _contractions(runs: Sequence[TheoryRun]) -> list[Claim]:
 
 
 def _methods(runs: Sequence[TheoryRun]) -> list[Claim]:
-    descent = [run for run in runs if run.setting.method == "gd"]
+    descent = [run for run in runs if run.setting.method == "gradient_descent"]
     relaxed = [
         run
         for run in runs

@@ -14,8 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 
 from gramgn.errors import counted
 from gramgn.figures.style import LineStyle, as_words
-
-from ._records import TheoryRun
+from gramgn.figures.theory.records import TheoryRun
 
 WIDTH, HEIGHT = 6.9, 3.1
 GUIDE: dict[str, Any] = {"color": "#777777", "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 1.5}

@@ -12,11 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from gramgn.figures.style import PALETTE
-from gramgn.theory.rates import FLOOR
-
-from ._claims import relative_rate
-from ._judge import slopes
-from ._parts import (
+from gramgn.figures.theory.judge import slopes
+from gramgn.figures.theory.parts import (
     GUIDE,
     HEIGHT,
     MARKERS,
@@ -31,7 +28,9 @@ from ._parts import (
     title_of,
     two_panels,
 )
-from ._records import Setting, TheoryRun
+from gramgn.figures.theory.records import Setting, TheoryRun
+from gramgn.figures.theory.statements import relative_rate
+from gramgn.theory.rates import FLOOR
 
 _FARTHEST = 50  # |log| of a predicted residual that is still drawn
 
@@ -190,7 +189,7 @@ def draw_methods(runs: Sequence[TheoryRun]) -> Figure:
     """Draw T4: gradient descent beside GGN, and GGN by lambda and alpha."""
     figure, (left, right) = two_panels("T4", "other methods", runs)
     plain = [run for run in runs if _damping(run.setting) == (1.0, 0.0)]
-    descent = [run for run in runs if run.setting.method == "gd"]
+    descent = [run for run in runs if run.setting.method == "gradient_descent"]
     if descent:
         label = f"gradient descent, ρ = {_rho(descent):.3f}"
         band(left, descent, color=PALETTE[0], marker="", dashes=(4, 1.5), label=label)
