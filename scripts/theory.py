@@ -31,7 +31,7 @@ STUDIES = ("quadratic", "cyclic", "methods")
 SMOKE = {
     "quadratic": ["model.width=64,128"],
     "cyclic": [
-        "hydra.sweeper.points=[trainer.batch_size=20 model.width=64,trainer.batch_size=30 model.width=128]"
+        "hydra.sweeper.points=['trainer.batch_size=20 model.width=64','trainer.batch_size=30 model.width=128']"
     ],
     "methods": ["model.width=128"],
 }

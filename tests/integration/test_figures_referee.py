@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gramgn.figures import Theory, drawings, house_style, read_runs, read_theory, theory_claims
+from gramgn.figures import Theory, drawings, house_style, read_runs, theory_claims
 
 
 @pytest.fixture(scope="module")
 def published(repository: Path) -> Theory:
-    return read_theory(sorted((repository / "outputs" / "results").glob("theory_*.csv")))
+    return read_runs(*sorted((repository / "outputs" / "results").glob("theory_*.csv"))).theory
 
 
 @pytest.fixture(scope="module")

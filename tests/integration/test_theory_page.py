@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gramgn.figures import Claim, Theory, claims_text, read_theory, theory_claims, theory_title
+from gramgn.figures import Claim, Theory, claims_text, read_runs, theory_claims, theory_title
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def theory(repository: Path) -> Theory:
     """Return the published rows."""
     files = sorted((repository / "outputs" / "results").glob("theory_*.csv"))
     assert len(files) == 4
-    return read_theory(files)
+    return read_runs(*files).theory
 
 
 @pytest.fixture(scope="module")

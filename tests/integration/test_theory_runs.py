@@ -23,7 +23,7 @@ OWN = ("tracking=none", "trainer.device=cpu")
 
 def norms(folder: Path, n: int = 100) -> list[float]:
     """Return |f - y| at the start and after each epoch, from metrics.csv."""
-    rows = read_rows(folder)
+    rows = [row for row in read_rows(folder) if row["epoch"] != "0"]
     after = [float(row["train_eval_loss"]) for row in rows]
     return [math.sqrt(n * value) for value in (float(rows[0]["train_loss"]), *after)]
 
@@ -44,13 +44,18 @@ def test_quadratic(call: Call, house: House) -> None:
     found = norms(folder)
     assert last_order(found) == pytest.approx(2.0, abs=0.15)
     model, x, y = same_problem()
-    expected = follow(model, x, y, num_epochs=4).residuals
-    assert found[:5] == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    path = follow(model, x, y, num_epochs=4)
+    assert found[:5] == pytest.approx(path.residuals, rel=1e-6, abs=1e-12)
+    rows = read_rows(folder)
+    for name in ("residual", "distance", "drift_J", "drift_J_row", "drift_G"):
+        measured = [float(row[name]) for row in rows[:5]]
+        assert measured == pytest.approx([getattr(point, name) for point in path.points], rel=1e-6, abs=1e-11)
+    assert read_run(folder)["theory"]["rho"] == 0
     run = read_run(folder)
     assert (run["state"], run["choices"]["experiment"]) == ("done", "theory/quadratic")
     assert (run["dataset"]["kind"], run["dataset"]["image_size"]) == ("synthetic", None)
     assert (run["precision"]["dtype"], run["config"]["trainer"]["order"]) == ("float64", "cyclic")
-    assert all(row["solve_minimum_norm"] == "1" and row["step"] == row["epoch"] for row in read_rows(folder))
+    assert all(row["solve_minimum_norm"] == "1" and row["step"] == row["epoch"] for row in rows[1:])
 
 
 @pytest.mark.parametrize("experiment", ["quadratic", "cyclic"])
@@ -71,7 +76,7 @@ def test_cyclic(call: Call, house: House) -> None:
     assert call(*words) == 0
     (folder,) = house.runs()
     rows = read_rows(folder)
-    assert [row["step"] for row in rows] == [str(4 * epoch) for epoch in range(1, 31)]
+    assert [row["step"] for row in rows] == [str(4 * epoch) for epoch in range(31)]
     model, x, y = same_problem(2048)
     r = (model(x) - y).detach()
     predicted = linear_residuals(split(gram(model, x), 30), r, 30)
@@ -88,7 +93,7 @@ def test_batches_and_order_decide(call: Call, house: House) -> None:
     cyclic, shuffle, full, hundred = (losses(folder) for folder in house.runs())
     assert cyclic != shuffle
     assert full == hundred
-    assert full[0]["step"] == "1"
+    assert full[1]["step"] == "1"
 
 
 @pytest.mark.parametrize("optimizer", ["ggn", "sgd", "adamw"])

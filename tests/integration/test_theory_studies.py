@@ -1,20 +1,18 @@
-"""make theory: its files, how it goes on after a stop, what it refuses; figures, claims and report from its files."""
+"""The theory's studies: sweeps with ordinary records, and figures, statements and results files from their table."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import signal
 import subprocess
 import sys
-import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
-from theory_rows import SETTING
+from house import House, read_rows, read_run
 
-from gramgn.errors import InputError
 from gramgn.figures import (
     Cost,
     Epoch,
@@ -23,199 +21,180 @@ from gramgn.figures import (
     TheoryRun,
     make_figures,
     read_runs,
-    read_theory,
+    read_table,
     theory_claims,
-    write_theory,
+    theory_title,
 )
-from gramgn.report import make_report
+from gramgn.records import runs, write_results
 
-STUDIES = ("quadratic", "cyclic", "methods", "cost")
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCRIPT = [sys.executable, str(REPOSITORY / "scripts" / "theory.py"), "--smoke"]
-
-
-def theory(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*SCRIPT, *map(str, arguments)], capture_output=True, text=True, timeout=240, check=False
-    )
+RESULTS = REPOSITORY / "outputs" / "results"
+SETTING = Setting(
+    study="quadratic",
+    method="ggn",
+    order="cyclic",
+    dataset="sphere",
+    kind="synthetic",
+    activation="erf",
+    n=100,
+    d=20,
+    M=128,
+    b=100,
+    lam=1.0,
+    alpha=0.0,
+    seed=0,
+    epochs=3,
+    kernel_gap=0.5,
+    rho=0.0,
+)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the folder of all studies at the smoke scale, and what was printed."""
-    out = tmp_path_factory.mktemp("made") / "theory"
-    done = theory("--out", out)
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[House, str]:
+    """Return a house with all studies at the smoke scale, and what was printed."""
+    house = House(tmp_path_factory.mktemp("theory") / "house")
+    done = house.script("scripts/theory.py", "--smoke")
     assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    return house, done.stdout
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+def test_studies_are_sweeps(made: tuple[House, str]) -> None:
+    house, printed = made
+    sweeps = house.root / "outputs" / "sweeps"
+    assert {path.name for path in sweeps.iterdir()} == {
+        f"theory-smoke-{study}" for study in ("quadratic", "cyclic", "methods")
+    }
+    assert "order of convergence" in printed
+    assert "SYNTHETIC sphere" in printed
+    table = runs(sweeps)
+    assert set(table.state) == {"done"}
+    assert set(table.M) == {64, 128}
+    assert (table[table.epoch == 0].drift_G == 0).all()
+    (descent,) = table[(table.optimizer == "gradient_descent") & (table.seed == 0)].run.unique()
+    row = read_rows(sweeps / descent.removeprefix("sweeps/"))[0]
+    assert float(row["residual"]) == pytest.approx(float(row["linear_residual"]))
 
 
-def test_files_and_numbers(made: tuple[Path, str]) -> None:
-    out, printed = made
-    assert sorted(contents(out)) == sorted(f"theory_{study}.csv" for study in STUDIES)
-    found = read_theory(sorted(out.glob("*.csv")))
-    assert {run.setting.study for run in found.runs} == set(STUDIES) - {"cost"}
-    assert {run.setting.order for run in found.study("cyclic")} == {"cyclic", "shuffle"}
-    for run in found.runs:
-        assert run.setting.kind == "synthetic"
-        assert run.epochs[0].distance == run.epochs[0].drift_G == 0
-        assert run.setting.lambda_0 > 0
-        assert (run.setting.rho is None) == (run.setting.order == "shuffle")
-    for cost in found.costs:
-        parts = (cost.forward_s, cost.backward_s, cost.blocks_s, cost.gram_s, cost.solve_s, cost.update_s)
-        assert 0 < sum(parts) <= cost.step_s
-        assert cost.gram_ops == cost.b**2 * cost.m
-    assert "SYNTHETIC" in printed
-    assert "Theorem 1" in printed
-
-
-def test_again_keeps_everything(made: tuple[Path, str]) -> None:
-    out, printed = made
-    before = contents(out)
-    done = theory("--out", out)
-    assert (done.returncode, done.stdout) == (0, printed)
-    assert contents(out) == before
-    for kept in ("quadratic: 4 kept", "cyclic: 10 kept", "methods: 12 kept", "cost: 8 kept"):
-        assert kept in done.stderr
-
-
-def test_goes_on_where_it_was(made: tuple[Path, str], tmp_path: Path) -> None:
-    """A file that holds the first runs only is completed, to the bit."""
-    out, _ = made
-    source = out / "theory_quadratic.csv"
-    whole = read_theory([source])
-    write_theory(Theory(whole.runs[:1]), tmp_path / source.name)
-    done = theory("quadratic", "--out", tmp_path)
+def test_the_same_command_keeps_finished_runs(made: tuple[House, str]) -> None:
+    house, _ = made
+    before = {folder: read_run(folder) for folder in house.runs()}
+    done = house.script("scripts/theory.py", "--smoke", "quadratic")
     assert done.returncode == 0, done.stderr
-    assert "quadratic: 1 kept" in done.stderr
-    assert (tmp_path / source.name).read_bytes() == source.read_bytes()
+    assert {folder: read_run(folder) for folder in house.runs()} == before
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_stopped_and_repeated(made: tuple[Path, str], tmp_path: Path, how: signal.Signals) -> None:
-    out, _ = made
-    process = subprocess.Popen(
-        [*SCRIPT, "cyclic", "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    file = tmp_path / "theory_cyclic.csv"
-    end = time.monotonic() + 120
-    while not file.exists() and time.monotonic() < end:
-        time.sleep(0.02)
-    process.send_signal(how)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == (-9 if how == signal.SIGKILL else 130)
-    assert b"Traceback" not in errors
-    begun = len(read_theory([file]).runs)
-    assert 1 <= begun <= 10
-    done = theory("cyclic", "--out", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert file.read_bytes() == (out / file.name).read_bytes()
-
-
-def test_refusals(made: tuple[Path, str], tmp_path: Path) -> None:
-    out, _ = made
-    done = theory("quadradic", "--out", tmp_path)
-    assert done.returncode == 2
-    assert "there is no study quadradic" in done.stderr
-    (tmp_path / "file").write_text("")
-    done = theory("quadratic", "--out", tmp_path / "file")
-    assert (done.returncode, "cannot make the folder" in done.stderr) == (2, True)
-    file = tmp_path / "theory_quadratic.csv"
-    cut = (out / file.name).read_text()[:-10]
-    file.write_text(cut)
-    done = theory("quadratic", "--out", tmp_path)
-    assert (done.returncode, "cut in mid-line" in done.stderr) == (2, True)
-    assert done.stderr.count("error:") == 1
-    assert "Traceback" not in done.stderr
-    assert file.read_text() == cut
-
-
-def test_damaged_files(made: tuple[Path, str], tmp_path: Path) -> None:
-    out, _ = made
-    lines = (out / "theory_quadratic.csv").read_text().splitlines(keepends=True)
-    names, cells = lines[0].split(","), lines[2].split(",")
-    # From the end: names of data and processor hold commas, in quotes.
-    cells[names.index("residual") - len(names)] = "much"
-    broken = ",".join(cells)
-    for message, content in {
-        "line 3, column residual: could not convert": [*lines[:2], broken, *lines[3:]],
-        "line 4: 2 cells, expected": [*lines[:3], "1,2\n"],
-        "its columns are others": ["study,method,colour\n"],
-        "ends at epoch 5 of 6": lines[:7],
-        "doubled or out of order": [*lines[:3], lines[2], *lines[3:]],
-        "column method: 'newton' is not one of ggn, gd": [lines[0], lines[1].replace("ggn", "newton")],
-    }.items():
-        file = tmp_path / "damaged.csv"
-        file.write_text("".join(content))
-        with pytest.raises(InputError, match=re.escape(message)):
-            read_runs(file)
-
-
-def test_two_at_once(made: tuple[Path, str]) -> None:
-    import fcntl
-
-    out, _ = made
-    with (out / ".theory.lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        lock.truncate()
-        lock.write(str(__import__("os").getpid()))
-        lock.flush()
-        done = theory("quadratic", "--out", out)
-    assert done.returncode == 2
-    assert "is running already" in done.stderr
-
-
-def test_figures(made: tuple[Path, str], tmp_path: Path) -> None:
-    """From the folder and from results files, the same bytes."""
-    out, _ = made
-    shutil.copytree(out, tmp_path / "outputs" / "theory")
-    shown = read_runs(tmp_path / "outputs")
-    files = make_figures(shown, tmp_path / "a", report=lambda line: None)
-    assert [path.stem for path in files[::2]] == [
-        "theory-T1-quadratic",
-        "theory-T2-width",
-        "theory-T3-cyclic",
-        "theory-T4-methods",
-        "theory-T5-cost",
+def test_figures_from_runs_and_from_their_results_file(made: tuple[House, str], tmp_path: Path) -> None:
+    """Both show the same: T1 to T4, and T5 from a file of costs next to them."""
+    house, _ = made
+    outputs = house.root / "outputs"
+    path = tmp_path / "theory.csv"
+    write_results(runs(outputs), path)
+    costs = RESULTS / "theory_cost.csv"
+    drawn = make_figures(read_runs(outputs, costs), tmp_path / "runs")
+    assert [file.name for file in drawn if file.suffix == ".png"] == [
+        f"theory-{name}.png" for name in ("T1-quadratic", "T2-width", "T3-cyclic", "T4-methods", "T5-cost")
     ]
-    again = read_runs(*sorted(out.glob("*.csv")))
-    others = make_figures(again, tmp_path / "b", report=lambda line: None)
-    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in others]
+    again = make_figures(read_runs(path, costs), tmp_path / "results")
+    assert [file.read_bytes() for file in again] == [file.read_bytes() for file in drawn]
 
 
-def test_drawn_without_torch(made: tuple[Path, str], tmp_path: Path) -> None:
-    out, _ = made
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from gramgn.figures import make_figures, read_runs\n"
-        f"make_figures(read_runs(*sorted(Path({str(out)!r}).glob('*.csv'))), Path({str(tmp_path)!r}))\n"
-        "assert not {'torch', 'hydra', 'wandb', 'scipy'} & set(sys.modules)"
+def test_a_damaged_file_of_costs_is_one_message(tmp_path: Path) -> None:
+    path = tmp_path / "theory_cost.csv"
+    lines = (RESULTS / "theory_cost.csv").read_text().splitlines()
+    path.write_text("\n".join([*lines[:3], "resnet32,32"]))
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "scripts" / "make_figures.py"), "--results", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert done.returncode == 2
+    assert "theory_cost.csv is not a file of costs" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
-def test_report(made: tuple[Path, str], tmp_path: Path) -> None:
-    """With nothing but the theory there is a page: its statements, and its figures with words beside them."""
-    out, _ = made
-    shutil.copytree(out, tmp_path / "theory")
-    page = make_report(tmp_path, out=tmp_path / "index.html", report=lambda line: None)
-    html = page.read_text()
-    for number in range(1, 6):
-        assert f"T{number}: " in html
-    assert len(re.findall(r'<img src="data:image/png[^>]* alt="[^"]{40,}"', html)) == 5
-    assert "Theorem 2: with fixed mini-batches" in html
-    assert "2 rounds" in html
+def test_the_benchmark_of_costs_writes_such_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "theory" / "theory_cost.csv"
+    words = [sys.executable, str(REPOSITORY / "benchmarks" / "cost.py"), "--smoke", "--out", str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(pd.read_csv(path).columns) == list(pd.read_csv(RESULTS / "theory_cost.csv").columns)
+    assert {cost.b for cost in read_runs(tmp_path).theory.costs} == {4, 8}
+
+
+def drawn_from(table: pd.DataFrame, folder: Path) -> tuple[list[str], list[str]]:
+    """Return the stems of what a table gives, with any warning an error, and the lines about what is left out."""
+    lines: list[str] = []
+    folder.mkdir(exist_ok=True)
+    write_results(table, folder / "theory.csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, shown = read_table(folder / "theory.csv", report=lines.append)
+        files = make_figures(shown, folder / "figures", report=lines.append)
+        theory_claims(shown.theory)
+    return [path.stem for path in files[::2]], lines
+
+
+@pytest.fixture(scope="module")
+def published() -> pd.DataFrame:
+    """Return the published quadratic study at two widths."""
+    table = runs(RESULTS / "theory_quadratic.csv")
+    return table[(table.M <= 256) & (table.seed < 3)].reset_index(drop=True)
+
+
+def test_other_data_is_not_in_the_same_figure(published: pd.DataFrame, tmp_path: Path) -> None:
+    """Those like the newest run are shown, and one line says so; a repeated run counts once."""
+    others = published.assign(
+        n=50, run=published.run + "-n50", began="2026-01-01T00:00:00Z", activation="gelu"
+    )
+    newest = published.assign(run=published.run + "-new", began="2026-02-01T00:00:00Z")
+    table = pd.concat([published, others, newest], ignore_index=True)
+    stems, lines = drawn_from(table, tmp_path)
+    assert stems == ["theory-T1-quadratic", "theory-T2-width"]
+    assert [line for line in lines if "left out 6 runs of the theory" in line]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"residual": [0.9, 0.0, 0.0, 0.0]},
+        {"residual": [0.9, 0.3, 0.0, 0.0], "drift_J": [0.0] * 4, "drift_G": [0.0] * 4, "kernel_gap": 0.0},
+        {"residual": [1.0, 1e30, 1e60, 1e90]},
+        {"sweep": "theory_cyclic", "batch_size": 20, "rho": 0.8},
+        {"sweep": "theory_cyclic", "batch_size": 20, "rho": 1.5},
+        {
+            "sweep": "theory_cyclic",
+            "batch_size": 20,
+            "rho": None,
+            "order": "shuffle",
+            "linear_residual": None,
+        },
+        {"sweep": "theory_methods", "rho": 1e6},
+        {"sweep": "theory_methods", "optimizer": "gradient_descent", "lam": None, "alpha_sum": None},
+        {"dataset": r"$\frac$ cost $"},
+    ],
+    ids=str,
+)
+def test_one_run_of_any_numbers_is_drawn(
+    published: pd.DataFrame, change: dict[str, Any], tmp_path: Path
+) -> None:
+    first = published[published.run == published.run[0]].head(4)
+    stems, lines = drawn_from(first.assign(epochs=3, **change), tmp_path)
+    assert stems
+    assert not lines
+
+
+def test_title_states_the_data() -> None:
+    run = run_of(SETTING, [0.9, 0.3, 0.03])
+    assert theory_title(Theory((run,))) == "The theory: SYNTHETIC sphere"
+    real = run_of(replace(SETTING, kind="real", dataset="digits"), [0.9, 0.3, 0.03])
+    assert theory_title(Theory((real,))) == "The theory: digits (real)"
 
 
 def run_of(setting: Setting, residuals: list[float], *, drift: float = 1.0) -> TheoryRun:
     """Return a run with given residuals."""
     epochs = [
-        Epoch(
-            t, value, None if setting.rho is None else residuals[0] * setting.rho**t, 1.0, drift, drift, drift
-        )
+        Epoch(t, value, None if setting.rho is None else residuals[0] * setting.rho**t, drift, drift)
         for t, value in enumerate(residuals)
     ]
     return TheoryRun(replace(setting, epochs=len(residuals) - 1), tuple(epochs))
@@ -271,7 +250,7 @@ def test_verdicts_about_mini_batches(c: float, verdict: str) -> None:
 
 def test_contraction_counts_epochs_not_rows() -> None:
     setting = replace(SETTING, study="cyclic", b=20, rho=0.9, epochs=30)
-    epochs = tuple(Epoch(t, 0.9**t, 0.9**t, 1.0, 1.0, 1.0, 1.0) for t in range(0, 31, 3))
+    epochs = tuple(Epoch(t, 0.9**t, 0.9**t, 1.0, 1.0) for t in range(0, 31, 3))
     run = TheoryRun(setting, epochs)
     assert run.contraction == pytest.approx(0.9)
     assert run.linear_contraction == pytest.approx(0.9)
@@ -298,8 +277,6 @@ def test_fitted_costs() -> None:
             gram_ops=1.0,
             solve_ops=1.0,
             device="a processor",
-            torch="2.0",
-            git="0123456789ab",
         )
         for turn in (1, 2)
         for name, m, b in [("resnet32", 400_000, b) for b in (16, 64, 128)] + [("resnet8", 80_000, 128)]
@@ -312,11 +289,3 @@ def test_fitted_costs() -> None:
     assert medians["exponent of m in the time of the Gram product"] == pytest.approx(1)
     assert claims["cost_A"].measurements[0].median == pytest.approx(1.5)
     assert claims["cost_B"].verdict == "yes"
-
-
-def test_two_kinds_are_two_files(tmp_path: Path, made: tuple[Path, str]) -> None:
-    found = read_theory(sorted(made[0].glob("*.csv")))
-    with pytest.raises(ValueError, match="two files"):
-        write_theory(found, tmp_path / "both.csv")
-    with pytest.raises(InputError, match="there is no results file"):
-        read_theory([tmp_path / "none.csv"])

@@ -224,8 +224,8 @@ def is_of_study(table: pd.DataFrame) -> pd.Series[bool]:
 def runs_of_theory(table: pd.DataFrame, report: Callable[[str], None]) -> tuple[TheoryRun, ...]:
     """Return the finished runs of the studies, of repeated ones the newest.
 
-    All runs of a study must be on the same data with the same activation: where they are not, those like its newest
-    run are taken.
+    All runs of a study must be on the same data with the same activation, and the seeds of one line be measured at the
+    same epochs: where they are not, those like the newest are taken.
 
     Args:
         table: Of `gramgn.records.runs`.
@@ -238,12 +238,25 @@ def runs_of_theory(table: pd.DataFrame, report: Callable[[str], None]) -> tuple[
     ):
         run = _run(own)
         of = run.setting
-        found[(of.study, of.method, of.order, of.M, of.b, of.lam, of.alpha, of.seed, *_data(run))] = run
+        key = (*_line(run), of.seed, *_data(run))
+        found.pop(key, None)  # so that the newest comes last
+        found[key] = run
     newest = {run.setting.study: _data(run) for run in found.values()}
     kept = [run for run in found.values() if _data(run) == newest[run.setting.study]]
+    epochs = {_line(run): [each.epoch for each in run.epochs] for run in kept}
+    kept = [run for run in kept if [each.epoch for each in run.epochs] == epochs[_line(run)]]
     if others := len(found) - len(kept):
-        report(f"left out {others} runs of the theory's studies on other data, or with another activation")
+        report(
+            f"left out {others} runs of the theory's studies: on other data, with another activation, or measured at "
+            "other epochs than the newest"
+        )
     return tuple(kept)
+
+
+def _line(run: TheoryRun) -> tuple[object, ...]:
+    """Return what the seeds of one line in a figure have in common."""
+    of = run.setting
+    return of.study, of.method, of.order, of.M, of.b, of.lam, of.alpha
 
 
 def _data(run: TheoryRun) -> tuple[object, ...]:
