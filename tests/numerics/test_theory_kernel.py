@@ -11,8 +11,7 @@ import torch
 from theory_cases import SMOOTH, sphere, two_layer
 
 from gramgn.models import activation_named
-from gramgn.theory import fitted_exponent, gram, limit_kernel
-from gramgn.theory.kernel import CLOSED_FORMS, _hermite_series
+from gramgn.theory import CLOSED_FORMS, fitted_exponent, gram, hermite_series, limit_kernel
 
 NUM_DRAWS = 200_000
 
@@ -35,7 +34,7 @@ def test_series_and_closed_form_agree(activation: str) -> None:
     x = sphere(40, 20)[0] * 0.9
     c = x @ x.T
     p = c.diagonal().clone()
-    mean, error = _hermite_series(activation_named(activation).derivative, p, c, 192, 1025)
+    mean, error = hermite_series(activation_named(activation).derivative, p, c, 192, 1025)
     assert error < 1e-14
     torch.testing.assert_close(
         mean, CLOSED_FORMS[activation](p[:, None], p[None, :], c), rtol=1e-14, atol=1e-14

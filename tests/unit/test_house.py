@@ -55,14 +55,6 @@ ONLY_IN = {
 }
 # Parts of packages that others may import from by their own names.
 SEAMS = {"theory.rates", "optim.stream"}
-# What still imports a module of another package.
-NOT_YET = {
-    ("scripts/theory.py", "gramgn.app._theory"),
-    ("tests/integration/test_theory_files.py", "gramgn.app._theory"),
-    ("tests/numerics/test_theory_kernel.py", "gramgn.theory._kernel"),
-}
-# Folders whose modules still have underscores and relative imports.
-OLD_FOLDERS = {"_theory", "theory"}
 TORCH_ALONE = ("optim", "models")
 OF_TORCH_ALONE = ("gramgn.damping",)
 # Extras that make env does not install: packages that the step benchmark only compares with.
@@ -132,8 +124,7 @@ def test_other_packages_are_imported_by_their_names(repository: Path) -> None:
             package = imported.split(".")[1]
             if package == own or imported.removeprefix(f"{PACKAGE}.") in SEAMS:
                 continue
-            if not any((place.as_posix(), imported) == each for each in NOT_YET):
-                wrong.append(f"{place} imports {imported}")
+            wrong.append(f"{place} imports {imported}")
     assert wrong == []
 
 
@@ -143,7 +134,7 @@ def test_a_package_has_one_module_and_one_class_of_a_name(repository: Path) -> N
     for package in sorted((repository / "src" / PACKAGE).iterdir()):
         if not (package / "__init__.py").exists():
             continue
-        files = [path for path in package.rglob("*.py") if path.parent.name not in OLD_FOLDERS]
+        files = list(package.rglob("*.py"))
         names = [path.stem for path in files if path.stem != "__init__"]
         wrong += [f"{package.name}: module {name}" for name in names if name.startswith("_")]
         classes: list[str] = []

@@ -1,6 +1,6 @@
 """The quantities of the paper's two theorems (arXiv 1905.11675, section 3.2 and appendix), to be computed and met.
 
-The network is ``gramgn.models.TwoLayer``. The docstrings of this package number its formulas as follows; everything
+The network is `gramgn.models.TwoLayer`. The docstrings of this package number its formulas as follows; everything
 is in float64, and all quantities are plain numbers without a unit (residuals in the targets' unit).
 
 ====  ==============================================================================================================
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gramgn.theory.full_batch import FullBatch, best_learning_rate, gauss_newton, gradient_descent
     from gramgn.theory.gauss_seidel import Splitting, split
-    from gramgn.theory.kernel import LimitKernel, limit_kernel
+    from gramgn.theory.kernel import CLOSED_FORMS, LimitKernel, hermite_series, limit_kernel
     from gramgn.theory.network import gram, jacobian
     from gramgn.theory.observer import Observer
     from gramgn.theory.path import Path, PathPoint, Start, descent_step, follow, ggn_step
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "full_batch": ("FullBatch", "best_learning_rate", "gauss_newton", "gradient_descent"),
     "gauss_seidel": ("Splitting", "split"),
-    "kernel": ("LimitKernel", "limit_kernel"),
+    "kernel": ("CLOSED_FORMS", "LimitKernel", "hermite_series", "limit_kernel"),
     "network": ("gram", "jacobian"),
     "observer": ("Observer",),
     "path": ("Path", "PathPoint", "Start", "descent_step", "follow", "ggn_step"),
@@ -48,6 +48,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "CLOSED_FORMS",
     "FullBatch",
     "LimitKernel",
     "Observer",
@@ -65,6 +66,7 @@ __all__ = [
     "ggn_step",
     "gradient_descent",
     "gram",
+    "hermite_series",
     "jacobian",
     "last_order",
     "limit_kernel",
@@ -78,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its module when it is first asked for: ``gramgn.theory.rates`` needs no torch."""
+    """Import a public name from its module when it is first asked for: `gramgn.theory.rates` needs no torch."""
     for module, names in _HOME_OF.items():
         if name in names:
             return getattr(importlib.import_module(f"gramgn.theory.{module}"), name)

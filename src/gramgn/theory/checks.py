@@ -15,7 +15,7 @@ LONGEST = 1e70
 
 
 def whole(name: str, value: int, minimum: int) -> int:
-    """Return ``value`` as an int if it is a whole number of at least ``minimum``.
+    """Return `value` as an int if it is a whole number of at least `minimum`.
 
     Raises:
         ValueError: It is not; the message names the argument.
@@ -119,7 +119,7 @@ def check_positive(spectrum: Tensor, what: str) -> None:
 
     Args:
         spectrum: Its eigenvalues [n], rising.
-        what: e.g. ``"G"``, for the message.
+        what: e.g. `"G"`, for the message.
 
     Raises:
         ValueError: One is.

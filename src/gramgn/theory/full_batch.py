@@ -59,7 +59,7 @@ def gauss_newton(G: Tensor, *, lam: float = 1.0, alpha: float = 0.0) -> FullBatc
     Args:
         G: G_0 [n, n], symmetric, in float64.
         lam: lambda > 0.
-        alpha: alpha >= 0, beside the sum J J^T.
+        alpha: alpha >= 0, in the sum convention.
 
     Raises:
         ValueError: Another shape or dtype, G is no Gram matrix, or a parameter is out of range.

@@ -66,7 +66,7 @@ class Splitting:
         return result[:, 0] if r.ndim == 1 else result
 
     def iteration_matrix(self) -> Tensor:
-        """Return A [n, n] as a matrix; :meth:`apply` does without it."""
+        """Return A [n, n] as a matrix; `apply` does without it."""
         return self.apply(torch.eye(len(self.G), dtype=self.G.dtype, device=self.G.device))
 
     @cached_property

@@ -31,7 +31,7 @@ class LimitKernel:
     Attributes:
         K: [n, n], formula (4).
         error: Estimated largest error of an entry of K.
-        method: ``"closed form"`` or ``"Hermite series"``.
+        method: `"closed form"` or `"Hermite series"`.
     """
 
     K: Tensor
@@ -40,12 +40,12 @@ class LimitKernel:
 
     @property
     def lambda_0(self) -> float:
-        """The least eigenvalue of K; zero or of the size of ``lambda_0_error`` where inputs are repeated."""
+        """The least eigenvalue of K; zero or of the size of `lambda_0_error` where inputs are repeated."""
         return float(torch.linalg.eigvalsh(self.K)[0])
 
     @property
     def lambda_0_error(self) -> float:
-        """The error of ``lambda_0`` that follows: n times that of an entry (Weyl's inequality), and rounding."""
+        """The error of `lambda_0` that follows: n times that of an entry (Weyl's inequality), and rounding."""
         n = len(self.K)
         return n * (self.error + EPS * float(self.K.diagonal().max()))
 
@@ -53,8 +53,8 @@ class LimitKernel:
 def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes: int = 1025) -> LimitKernel:
     """Return the limit kernel K of formula (4) on samples x.
 
-    ``erf`` (the derivative of the arcsine kernel, Williams 1997), ``gelu`` and ``relu`` (arc-cosine kernel of order 0,
-    Cho and Saul 2009) have closed forms. ``tanh`` and ``softplus`` are expanded in normalised Hermite polynomials
+    `erf` (the derivative of the arcsine kernel, Williams 1997), `gelu` and `relu` (arc-cosine kernel of order 0,
+    Cho and Saul 2009) have closed forms. `tanh` and `softplus` are expanded in normalised Hermite polynomials
     h_k: with c_k(p) = E[sigma'(sqrt(p) z) h_k(z)] Mehler's formula gives
 
         E[sigma'(u) sigma'(v)] = sum_k c_k(p) c_k(q) (c / sqrt(p q))^k.
@@ -98,7 +98,7 @@ def limit_kernel(x: Tensor, activation: str, *, num_terms: int = 192, num_nodes:
         mean, error = _closed_form(CLOSED_FORMS[activation], p, c, x.shape[1])
         method = "closed form"
     else:
-        mean, error = _hermite_series(activation_named(activation).derivative, p, c, num_terms, num_nodes)
+        mean, error = hermite_series(activation_named(activation).derivative, p, c, num_terms, num_nodes)
         method = "Hermite series"
     K = c * mean
     # A few roundings in every entry, whatever the method.
@@ -152,7 +152,7 @@ CLOSED_FORMS: dict[str, Form] = {
 }
 
 
-def _hermite_series(
+def hermite_series(
     derivative: Callable[[Tensor], Tensor], p: Tensor, c: Tensor, num_terms: int, num_nodes: int
 ) -> tuple[Tensor, float]:
     """Return E[sigma'(u) sigma'(v)] [n, n] and the estimated error of its entries."""

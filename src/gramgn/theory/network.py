@@ -33,14 +33,14 @@ def slopes(model: TwoLayer, x: Tensor) -> Tensor:
 
 
 def jacobian(model: TwoLayer, x: Tensor) -> Tensor:
-    """Return J by formula (2); columns in the order of ``model.hidden.weight.flatten()``.
+    """Return J by formula (2); columns in the order of `model.hidden.weight.flatten()`.
 
     Args:
         model: The network at any W, in float64.
         x: Samples [n, d].
 
     Returns:
-        J [n, M d]. Where only G is wanted, :func:`gram` does without it.
+        J [n, M d]. Where only G is wanted, `gram` does without it.
 
     Raises:
         ValueError: Another shape or dtype.

@@ -107,7 +107,7 @@ def ggn_step(model: TwoLayer, *, lam: float = 1.0, alpha: float = 0.0) -> TakeSt
     Args:
         model: The network that is trained.
         lam: lambda of the paper.
-        alpha: alpha of the paper, beside the sum J J^T.
+        alpha: alpha of the paper, in the sum convention.
     """
     optimizer = GramGaussNewton(model, lam=lam, alpha=alpha, damping_convention="sum")
 
@@ -122,7 +122,7 @@ def descent_step(model: TwoLayer, *, lr: float) -> TakeStep:
 
     Args:
         model: The network that is trained.
-        lr: eta of formula (11); beyond 2 / lambda_max(G) it diverges, ``best_learning_rate(G)`` is the fastest.
+        lr: eta of formula (11); beyond 2 / lambda_max(G) it diverges, `best_learning_rate(G)` is the fastest.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 
@@ -154,9 +154,9 @@ def follow(
         y: Targets [n].
         num_epochs: T.
         batch_size: b; None: all samples, so that an epoch is one step (Theorem 1). The last batch may be smaller.
-        order: ``"cyclic"``: consecutive samples, the same batches in the same order in every epoch (Theorem 2);
-            ``"shuffle"``: a new permutation in every epoch.
-        step: Takes a step of any optimizer on a batch; None: ``ggn_step(model)``.
+        order: `"cyclic"`: consecutive samples, the same batches in the same order in every epoch (Theorem 2);
+            `"shuffle"`: a new permutation in every epoch.
+        step: Takes a step of any optimizer on a batch; None: `ggn_step(model)`.
         seed: Of the permutations.
 
     Raises:

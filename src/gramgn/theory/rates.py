@@ -35,7 +35,7 @@ def orders(residuals: Sequence[float]) -> list[float]:
 
 
 def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
-    """Return the order of the last step whose newest residual is above ``floor``; the first step takes no part.
+    """Return the order of the last step whose newest residual is above `floor`; the first step takes no part.
 
     The first step starts outside of the region where formula (5) is sharp, so its residuals count neither as old nor
     as new ones.
@@ -58,7 +58,7 @@ def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
 
 
 def quadratic_constants(residuals: Sequence[float], *, floor: float = FLOOR) -> list[float]:
-    """Return |r_(t+1)| / |r_t|^2 of each step with a newest residual above ``floor``: C / sqrt M of formula (5).
+    """Return |r_(t+1)| / |r_t|^2 of each step with a newest residual above `floor`: C / sqrt M of formula (5).
 
     A step that began at 0 gives nan.
     """
@@ -104,6 +104,6 @@ def fitted_exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def _first_outside(residuals: Sequence[float], floor: float) -> int:
-    """Return the place of the first residual that is not finite and above ``floor``; their number if all are."""
+    """Return the place of the first residual that is not finite and above `floor`; their number if all are."""
     outside = (t for t, value in enumerate(residuals) if not floor < value < math.inf)
     return next(outside, len(residuals))

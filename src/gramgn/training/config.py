@@ -67,7 +67,8 @@ class TrainerConfig:
         problems = [
             f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {least}"
             for name, least in _LEAST.items()
-            if not is_whole(getattr(self, name), least) and not (name in _OPTIONAL and getattr(self, name) is None)
+            if not is_whole(getattr(self, name), least)
+            and not (name in _OPTIONAL and getattr(self, name) is None)
         ]
         if self.batch_size != "full" and not is_whole(self.batch_size, 1):
             problems.append(

@@ -19,7 +19,7 @@ class TheoryFigure:
 
     Attributes:
         stem: Its file name without ending.
-        number: e.g. ``"T1"``.
+        number: e.g. `"T1"`.
         title: What it shows.
         alt: The same for readers who cannot see it.
         draw: Draws it.

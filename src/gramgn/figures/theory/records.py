@@ -83,7 +83,7 @@ class TheoryRun:
 
     Attributes:
         setting: What it was.
-        epochs: What was measured, in order, the first at the start and the last after ``setting.epochs``.
+        epochs: What was measured, in order, the first at the start and the last after `setting.epochs`.
     """
 
     setting: Setting

@@ -118,7 +118,7 @@ def _slopes(runs: Sequence[TheoryRun]) -> list[Claim]:
 
 
 def relative_rate(run: TheoryRun, predicted: float | None) -> float | None:
-    """Return (1 - c) / (1 - rho) - 1 for a run's contraction c, ``None`` if either is missing."""
+    """Return (1 - c) / (1 - rho) - 1 for a run's contraction c, `None` if either is missing."""
     c = run.contraction
     return None if c is None or predicted is None or predicted >= 1 else (1 - c) / (1 - predicted) - 1
 
