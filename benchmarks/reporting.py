@@ -1,4 +1,4 @@
-"""Tables for a terminal or for Markdown, and rows for a CSV file."""
+"""Tables for a terminal, and the CSV file."""
 
 from __future__ import annotations
 
@@ -40,43 +40,33 @@ COLUMNS = (
 )
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], markdown: bool) -> str:
-    """Return a table whose columns after the first are aligned right.
-
-    Args:
-        head: The columns' titles.
-        rows: The cells.
-        markdown: Format it as Markdown.
-    """
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of titles and cells whose columns after the first are aligned right."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    if not markdown:
-        shown = [
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        ]
-        return "\n".join([shown[0], "-" * max(map(len, shown)), *shown[1:]])
-    cells = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([cells[0], "|---" + "|---:" * (len(head) - 1) + "|", *cells[1:]])
+    shown = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    return "\n".join([shown[0], "-" * max(map(len, shown)), *shown[1:]])
 
 
-def head_text(machine: str, markdown: bool) -> str:
+def head_text(machine: str) -> str:
     """Return the head of all tables: the machine and the problem."""
     problem = (
         f"Update: lam {LAM:g}, alpha {ALPHA:g} in the mean convention; x and y from N(0, 1). ResNet: last layer not "
         f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). * marks the SGD to which ratios are relative."
     )
-    texts = (machine, problem)
-    return "\n\n".join(texts) if markdown else "\n".join(map(_wrapped, texts))
+    return "\n".join((_wrapped(machine), _wrapped(problem)))
 
 
-def shape_text(result: Result, markdown: bool) -> str:
+def shape_text(result: Result) -> str:
     """Return the table of one shape with its notes."""
     head = ("path", "ms/step (range)", "ratio (quartiles)", "peak MiB", "error")
-    body = table(head, [_cells(row, result) for row in result.rows], markdown)
+    body = table(head, [_cells(row, result) for row in result.rows])
     counts = result.counts
     notes = [
         f"least ratio by operation counts: {counts.half:.2f} (one triangle of G) to {counts.whole:.2f}; "
@@ -89,12 +79,10 @@ def shape_text(result: Result, markdown: bool) -> str:
         )
     notes += [f"{row.path.label}: {_note(row)}" for row in result.rows if _note(row)]
     title = f"{result.shape.title}: m = {result.num_params:,}, J {result.jacobian_mib:,.0f} MiB"
-    if markdown:
-        return "\n".join([f"**{title}**", "", body, "", *(f"- {note}" for note in notes)])
     return "\n".join([title, body, *(_wrapped(note, indent="  ") for note in notes)])
 
 
-def breakdown_text(result: Result, markdown: bool) -> str:
+def breakdown_text(result: Result) -> str:
     """Return the time of each part of our step, with the operation counts."""
     split = result.breakdown
     assert split is not None
@@ -123,12 +111,11 @@ def breakdown_text(result: Result, markdown: bool) -> str:
         f"{row.path.label}: parts of a step under the profiler (without it {row.step_s.median * 1e3:.2f} ms); "
         "count: multiply-adds relative to SGD's"
     )
-    title = title if markdown else _wrapped(title)
-    body = table(("part", "ms", "share", "count"), rows, markdown)
-    return "\n".join([title, *([""] if markdown else []), body])
+    body = table(("part", "ms", "share", "count"), rows)
+    return "\n".join([_wrapped(title), body])
 
 
-def kernels_text(result: Result, markdown: bool) -> str:
+def kernels_text(result: Result) -> str:
     """Return the times of the convolutions' kernels and the least ratio that they allow."""
     reference = result.row(result.reference)
     assert reference is not None
@@ -151,20 +138,16 @@ def kernels_text(result: Result, markdown: bool) -> str:
     )
     head = ("channels, kernel, plane", "layers", "summed", "each", "Gram", "by", "taken", "beyond")
     least = f"no engine of these kernels is faster than {least_ratio(result.kernels, sgd_s):.2f} times SGD"
-    gap = [""] if markdown else []
-    return "\n".join([title if markdown else _wrapped(title), *gap, table(head, rows, markdown), *gap, least])
+    return "\n".join([_wrapped(title), table(head, rows), least])
 
 
-def sweep_text(
-    seconds: Mapping[str, Mapping[int, float]], fits: Mapping[str, Fit], title: str, markdown: bool
-) -> str:
+def sweep_text(seconds: Mapping[str, Mapping[int, float]], fits: Mapping[str, Fit], title: str) -> str:
     """Return step times by batch size and path, with the fits.
 
     Args:
         seconds: Median seconds per step by path and b.
         fits: The fit of each path.
         title: The network.
-        markdown: As for `table`.
     """
     base, *others = seconds
     head = ["b"]
@@ -184,8 +167,7 @@ def sweep_text(
         f"m = {fit.num_params:,}, off by at most {fit.misfit:.1%}"
         for name, fit in fits.items()
     ]
-    gap = [""] if markdown else []
-    return "\n".join([title, *gap, table(head, rows, markdown), *gap, *lines])
+    return "\n".join([title, table(head, rows), *lines])
 
 
 def write_csv(path: Path, results: Iterable[Result], device: str, machine: str) -> None:

@@ -92,7 +92,6 @@ def parser() -> argparse.ArgumentParser:
         help="leave malloc's default settings, for the times and for the peak memory",
     )
     add("--no-accuracy", action="store_true", help="do not measure the error relative to float64")
-    add("--markdown", action="store_true", help="print the tables as Markdown")
     add("--csv", type=Path, metavar="FILE", help="write a CSV file with one row per shape and path")
     add(
         "--report",
@@ -128,18 +127,18 @@ def run(given: argparse.Namespace) -> None:
     device = torch.device(given.device)
     shapes = chosen_shapes(given)
     paths = choose_paths(given.paths or (SWEEP_PATHS if given.sweep else DEFAULT_PATHS))
+    file = given.csv
+    if given.report and not file:
+        kind = "gpu" if device.type == "cuda" else "cpu"
+        file = ROOT / "outputs" / "results" / f"{kind}_step_{file_name(device)}.csv"
+    if file and file.is_dir():
+        raise InputError(f"--csv {file} is a folder; give the name of a file")
     if given.threads:
         torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     # As train.py does, for every path.
     kept = device.type == "cpu" and not given.default_malloc and keep_freed_blocks()
-    name, machine = describe(device, given.tf32, kept)
-    file = given.csv
-    if given.report and not file:
-        kind = "gpu" if device.type == "cuda" else "cpu"
-        file = ROOT / "outputs" / "results" / f"{kind}_step_{file_name(name)}.csv"
-    if file and file.is_dir():
-        raise InputError(f"--csv {file} is a folder; give the name of a file")
+    machine = describe(device, given.tf32, kept)
     settings = Settings(
         device=device,
         threads=torch.get_num_threads(),
@@ -151,16 +150,16 @@ def run(given: argparse.Namespace) -> None:
         kernels=given.kernels,
         default_malloc=given.default_malloc,
     )
-    print(reporting.head_text(machine, given.markdown), flush=True)
+    print(reporting.head_text(machine), flush=True)
     results = []
     for shape in shapes:
         results.append(measure(shape, paths, settings, say))
         if not given.sweep:
-            show(results[-1], given.markdown)
+            show(results[-1])
     if given.sweep:
-        show_sweep(results, given.markdown)
+        show_sweep(results)
     if file:
-        reporting.write_csv(file, results, name, machine)
+        reporting.write_csv(file, results, device_name(device), machine)
         print(f"\nwritten: {file}")
 
 
@@ -174,25 +173,25 @@ def chosen_shapes(given: argparse.Namespace) -> list[Shape]:
     return [Shape.parse(text) for text in given.shapes or default]
 
 
-def show(result: Result, markdown: bool) -> None:
+def show(result: Result) -> None:
     """Print what was measured at one shape."""
-    print(f"\n{reporting.shape_text(result, markdown)}", flush=True)
+    print(f"\n{reporting.shape_text(result)}", flush=True)
     if result.breakdown:
-        print(f"\n{reporting.breakdown_text(result, markdown)}", flush=True)
+        print(f"\n{reporting.breakdown_text(result)}", flush=True)
     if result.kernels:
-        print(f"\n{reporting.kernels_text(result, markdown)}", flush=True)
+        print(f"\n{reporting.kernels_text(result)}", flush=True)
 
 
-def show_sweep(results: list[Result], markdown: bool) -> None:
+def show_sweep(results: list[Result]) -> None:
     """Print the times of a sweep and the fit of each path."""
     seconds = fit.sweep_results(results)
     fits = {name: fit.fit_cost(of_b, results[0].num_params) for name, of_b in seconds.items() if of_b}
     title = results[0].shape.title.replace(f", batch {results[0].shape.batch}", "")
-    print(f"\n{reporting.sweep_text(seconds, fits, title, markdown)}")
+    print(f"\n{reporting.sweep_text(seconds, fits, title)}")
 
 
-def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> tuple[str, str]:
-    """Return the name of the card or processor, and one line on everything that the times depend on.
+def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> str:
+    """Return one line on everything that the times depend on.
 
     Args:
         device: CPU or CUDA.
@@ -206,16 +205,20 @@ def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> tuple[str,
     )
     versions = f"torch {torch.__version__}, Python {platform.python_version()}"
     if device.type == "cuda":
-        card = torch.cuda.get_device_name(device)
         flags = f"CUDA {torch.version.cuda}, TF32 {'on' if tf32 else 'off'}"
-        return card, f"{card}, {flags}; {versions}; {processor}, {threads}"
+        return f"{device_name(device)}, {flags}; {versions}; {processor}, {threads}"
     malloc = "freed blocks kept" if keeps_blocks else "default malloc"
-    return processor_name(), f"{processor}; {versions}; {threads}; {malloc}; float32"
+    return f"{processor}; {versions}; {threads}; {malloc}; float32"
 
 
-def file_name(device: str) -> str:
+def device_name(device: torch.device) -> str:
+    """Return the name of the card, or of the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def file_name(device: torch.device) -> str:
     """Return the name of a device in characters that every file system accepts."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", device).strip("-")
+    return re.sub(r"[^A-Za-z0-9]+", "-", device_name(device)).strip("-")
 
 
 def say(text: str) -> None:
