@@ -37,19 +37,12 @@ Groups = Sequence[MutableMapping[str, Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The decision on one step.
+    """The decision on one step."""
 
-    Attributes:
-        step: The last step that was proposed.
-        fraction: The fraction of it that is taken; 0: the step was given up.
-        actual_decrease: The decrease of the loss on the same mini-batch; None: not measured.
-        rejected: The number of tries that were rejected.
-    """
-
-    step: Step
-    fraction: float = 1.0
-    actual_decrease: float | None = None
-    rejected: int = 0
+    step: Step  # the last step that was proposed
+    fraction: float = 1.0  # the fraction of it that is taken; 0: the step was given up
+    actual_decrease: float | None = None  # of the loss on the same mini-batch; None: not measured
+    rejected: int = 0  # the number of tries that were rejected
 
     @property
     def given_up(self) -> bool:
@@ -61,11 +54,7 @@ class Acceptance(Protocol):
     """A rule that evaluates trial points."""
 
     def check(self, groups: Groups) -> None:
-        """Reject hyper-parameters with which the rule makes no sense.
-
-        Raises:
-            ValueError: There are some.
-        """
+        """Reject hyper-parameters with which the rule makes no sense."""
 
     def decide(self, propose: Callable[[], Step], along: Callable[[Step], Line], groups: Groups) -> Outcome:
         """Decide on one step.
@@ -128,11 +117,7 @@ class LevenbergMarquardt:
                 )
 
     def check(self, groups: Groups) -> None:
-        """Reject lam < 1/2, alpha = 0 and alpha > `max_alpha`.
-
-        Raises:
-            ValueError: A group has one of these.
-        """
+        """Reject lam < 1/2, alpha = 0 and alpha > `max_alpha`."""
         if groups[0]["lam"] < 0.5:
             raise ValueError(
                 f"adaptive damping needs lam >= 0.5, got {groups[0]['lam']!r}: below, the linear model of a full "
@@ -235,15 +220,7 @@ class Armijo:
 
 
 def make_acceptance(adaptive_damping: Any, line_search: Any) -> Acceptance | None:
-    """Return the rule that evaluates trial points, or None where every step is taken as it is.
-
-    Args:
-        adaptive_damping: None, a `LevenbergMarquardt` or a mapping of its fields.
-        line_search: None, `"armijo"`, an `Armijo` or a mapping of its fields.
-
-    Raises:
-        ValueError: It is none of these, or both are given.
-    """
+    """Return the rule that evaluates trial points, or None where every step is taken as it is."""
     if line_search == "armijo":
         line_search = Armijo()
     damping = _built("adaptive_damping", adaptive_damping, LevenbergMarquardt)
@@ -272,13 +249,7 @@ class Trial:
     """Calls the closure again with the parameters moved for the length of the call.
 
     They are moved by exchanging their memory, so that they are bitwise as before afterwards, and no graph that saved
-    them notices. The model runs as it is, once on the whole batch.
-
-    Args:
-        closure: The user's closure.
-        loss: Reads what it returns.
-        model: The linear model of the batch.
-        before: The state of the random numbers when the closure was called to linearise.
+    them notices. The model runs as it is, once on the whole batch, with the random numbers in the state `before`.
     """
 
     def __init__(self, closure: Closure, loss: Loss, model: LinearModel, before: RandomState) -> None:
@@ -324,12 +295,6 @@ class Line:
     """The objective along a step: the loss and the penalty of weight decay inside the solve.
 
     The penalty 1/2 wd |w|^2 is added to 1/2 |r|^2, so it has the same factor in the loss.
-
-    Args:
-        model: The linear model.
-        step: The step, its direction formed.
-        loss: The loss.
-        trial: Evaluates the loss.
     """
 
     def __init__(self, model: LinearModel, step: Step, loss: Loss, trial: Trial) -> None:

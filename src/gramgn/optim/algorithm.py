@@ -40,27 +40,18 @@ from gramgn.optim.spring import shift
 
 @dataclass(frozen=True)
 class LinearModel:
-    """The linear model of one batch, r + J d.
-
-    Attributes:
-        J: The Jacobian.
-        trained: The parameters, m entries in total.
-        G_by_group: J_g J_g^T of each parameter group, [groups, n, n] in float64.
-        G: Their sum J J^T [n, n].
-        trace: The trace of G.
-        r: The residuals [n] in float64, on the device of G.
-        previous: The direction of the previous step, parameter by parameter; None where there was none.
-        number: The number of the step, for messages.
-    """
+    """The linear model of one batch, r + J d."""
 
     J: Linearisation
-    trained: Trained
-    G_by_group: Tensor
-    G: Tensor
-    trace: float
-    r: Tensor
-    previous: Sequence[Tensor | None]
-    number: int
+    trained: Trained  # the parameters, m entries in total
+    G_by_group: Tensor  # J_g J_g^T of each parameter group, [groups, n, n] in float64
+    G: Tensor  # their sum J J^T [n, n]
+    trace: float  # of G
+    r: Tensor  # [n] in float64, on the device of G
+    previous: Sequence[
+        Tensor | None
+    ]  # the direction of the previous step by parameter; None where there was none
+    number: int  # of the step, for messages
 
     @property
     def params(self) -> list[Tensor]:
@@ -70,27 +61,18 @@ class LinearModel:
 
 @dataclass(frozen=True)
 class Step:
-    """A proposed step w_g <- w_g + lr_g d_g.
-
-    Attributes:
-        settings: The settings that it was computed with.
-        damping: alpha and wd in the sum convention.
-        solution: u and how it was found.
-        lr: The step size of each group, shortened where the step was too long.
-        direction: d in the shapes of the parameters; None: d = -weight_g J_g^T u was proved finite, but not formed.
-        change: J diag(lr) d [n], which the linear model adds to the residuals.
-        norm: |diag(lr) d|.
-        finite: Whether there is such a step.
-    """
+    """A proposed step w_g <- w_g + lr_g d_g."""
 
     settings: Settings
-    damping: Damping
+    damping: Damping  # alpha and wd in the sum convention
     solution: Solution
-    lr: tuple[float, ...]
-    direction: list[Tensor] | None
-    change: Tensor
-    norm: float
-    finite: bool
+    lr: tuple[float, ...]  # of each group, shortened where the step was too long
+    direction: (
+        list[Tensor] | None
+    )  # d by parameter; None: d = -weight_g J_g^T u is proved finite, but not formed
+    change: Tensor  # J diag(lr) d [n], which the linear model adds to the residuals
+    norm: float  # |diag(lr) d|
+    finite: bool  # whether there is such a step
 
 
 def linear_model(
@@ -105,12 +87,7 @@ def linear_model(
 
 
 def propose(model: LinearModel, settings: Settings, *, explicit: bool) -> Step:
-    """Solve the linear system of a batch.
-
-    Args:
-        model: The linear model.
-        settings: Damping, step sizes and the rest.
-        explicit: Whether d is formed even where J^T u can be added to the parameters directly.
+    """Solve the linear system of a batch. `explicit`: form d even where J^T u can be added directly.
 
     Raises:
         SolveError: No solution was found.

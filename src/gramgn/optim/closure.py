@@ -41,14 +41,7 @@ class Trained:
 def trainable(model: nn.Module, grouped: Sequence[Sequence[Tensor]], *, everything: bool) -> Trained:
     """Return the optimizer's parameters that currently require gradients.
 
-    Args:
-        model: The network.
-        grouped: The optimizer's parameters by group.
-        everything: Whether they are meant to be all trainable parameters of the model.
-
-    Raises:
-        ValueError: No parameter is left, one is not part of the model, or the model has others although
-            `everything` is set.
+    `everything`: they are meant to be all trainable parameters of the model, so that others are rejected.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     foreign = [param for group in grouped for param in group if id(param) not in names]
@@ -78,20 +71,10 @@ def call_closure(
     loss: Loss,
     run: Callable[[Forward, tuple[Any, ...], dict[str, Any]], tuple[Tensor, int]],
 ) -> tuple[Reading, int]:
-    """Call `closure` with `model.forward` replaced by `run`.
+    """Call `closure` with `model.forward` replaced by `run`; return what was read and the number of samples b.
 
-    Args:
-        model: The network that the closure calls.
-        closure: Returns what `loss` reads.
-        loss: The loss.
-        run: Given the model's own forward and the arguments of the call, returns the outputs [b, ...] that the
-            closure gets to see, and the number of samples b.
-
-    Returns:
-        What was read, connected to the outputs by autograd, and b.
-
-    Raises:
-        ValueError: The closure did not call the model exactly once, or did not return what the loss needs.
+    `run` is given the model's own forward and the arguments of the call; it returns the outputs [b, ...] that the
+    closure gets to see, and b. What was read is connected to these outputs by autograd.
     """
     calls: list[tuple[Tensor, int]] = []
 
@@ -196,9 +179,6 @@ def check_per_sample(
 
     Done at the first step, and again where other arguments have one entry per sample. A model that draws random
     numbers, such as dropout, shows in two passes that differ, and cannot be compared.
-
-    Raises:
-        ValueError: The outputs differ.
     """
     cards = [output.device] if output.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=cards):
@@ -221,9 +201,7 @@ def check_per_sample(
 def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
     """Return dr/df [b, k, q]: each sample's residuals (R^T times its logits) by its own q outputs.
 
-    Raises:
-        ValueError: A residual depends on the output of another sample, or on parameters other than through the
-            outputs.
+    Rejects residuals that depend on another sample's output, or on parameters other than through the outputs.
     """
     slopes = _slopes(reading.differentiated, outputs, model)
     return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes

@@ -123,13 +123,8 @@ _DEFAULTS = {field.name: field.default for kind in ENGINES.values() for field in
 def engine_options(given: Any) -> Stream | Vmap | Loop:
     """Return the options of an engine.
 
-    Args:
-        given: `"stream"`, `"vmap"` or `"loop"`; the options themselves; or a mapping of their fields and `name`
-            (default `"stream"`), as a configuration holds it. Such a mapping may hold options of other engines at
-            their defaults.
-
-    Raises:
-        ValueError: The engine is unknown, a value is out of range, or the engine does not have an option.
+    A mapping of fields, as a configuration holds it, may have options of other engines at their defaults; without a
+    `name` it means `"stream"`.
     """
     if isinstance(given, Stream | Vmap | Loop):
         return given
@@ -151,10 +146,10 @@ def engine_options(given: Any) -> Stream | Vmap | Loop:
 
 
 def make_engine(given: Any) -> Engine:
-    """Return an engine for what `engine_options` accepts.
+    """Return an engine: by its name, its options, or a mapping of `name` and these.
 
     Raises:
-        ValueError: See `engine_options`.
+        ValueError: The engine is unknown, a value is out of range, or the engine does not have an option.
     """
     return engine_options(given).build()
 

@@ -17,11 +17,7 @@ WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_process() -> None:
-    """Reject one of several processes, each of which would take its own step.
-
-    Raises:
-        RuntimeError: This process is one of several.
-    """
+    """Reject one of several processes, each of which would take its own step."""
     world_size = os.environ.get("WORLD_SIZE", "1")
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if (world_size.isdigit() and int(world_size) > 1) or (
@@ -34,11 +30,7 @@ def check_process() -> None:
 
 
 def check_model(model: nn.Module) -> None:
-    """Reject everything but a plain module: compiled, scripted or wrapped for several devices.
-
-    Raises:
-        ValueError: The model is no plain module, or uses the statistics of the batch.
-    """
+    """Reject everything but a plain module: compiled, scripted or wrapped for several devices."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
@@ -52,11 +44,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_batch_statistics(model: nn.Module) -> None:
-    """Reject layers whose output for one sample depends on the other samples of the batch.
-
-    Raises:
-        ValueError: There is such a layer.
-    """
+    """Reject layers whose output for one sample depends on the other samples of the batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             offends = module.training or module.running_mean is None
@@ -74,11 +62,7 @@ def check_batch_statistics(model: nn.Module) -> None:
 
 
 def check_modes(device: torch.device) -> None:
-    """Reject mixed precision, which would shorten J and the Gram product, and inference mode.
-
-    Raises:
-        RuntimeError: One of them is on.
-    """
+    """Reject mixed precision, which would shorten J and the Gram product, and inference mode."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError("inference mode is on, so nothing can be differentiated: step outside of it")
     if torch.is_autocast_enabled(device.type):
@@ -98,11 +82,7 @@ def note_device(device: torch.device) -> None:
 
 
 def check_parameters(params: Mapping[str, Tensor]) -> None:
-    """Reject parameters that are uninitialised, not real floating point, or on several devices.
-
-    Raises:
-        ValueError: There are such parameters.
-    """
+    """Reject parameters that are uninitialised, not real floating point, or on several devices."""
     for name, param in params.items():
         if nn.parameter.is_lazy(param):
             raise ValueError(f"parameter '{name}' has no shape yet: call the model on one batch first")

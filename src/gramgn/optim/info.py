@@ -81,13 +81,7 @@ class StepInfo:
 
 
 def report(model: LinearModel, outcome: Outcome, loss: Loss) -> StepInfo:
-    """Return what a step saw and did.
-
-    Args:
-        model: The linear model of the batch.
-        outcome: The fraction that was taken of which step.
-        loss: The loss.
-    """
+    """Return what a step saw and did."""
     step, fraction, num_samples = outcome.step, outcome.fraction, model.J.num_samples
     first, decrease = step.settings.first, math.nan
     if step.finite:

@@ -113,16 +113,7 @@ class CrossEntropy:
 
 
 def _check_residual(residual: Any, output: Tensor, num_samples: int) -> None:
-    """Reject anything but the residuals of the batch that the model was called with.
-
-    Args:
-        residual: What the closure returned.
-        output: What the model returned inside of it, [b, ...].
-        num_samples: The number of samples b that the model was called with.
-
-    Raises:
-        ValueError: The closure returned no tensor [b] or [b, k] that depends on the output.
-    """
+    """Reject anything but residuals [b] or [b, k] that depend on the output [b, ...] of the model."""
     if not isinstance(residual, Tensor):
         raise ValueError(f"the closure must return the residuals as a tensor, got {type(residual).__name__}")
     given, returned = list(output.shape), list(residual.shape)
@@ -148,17 +139,7 @@ def _check_residual(residual: Any, output: Tensor, num_samples: int) -> None:
 
 
 def _check_logits(returned: Any, output: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return logits [b, k] and labels [b], int64, and reject anything else.
-
-    Args:
-        returned: What the closure returned.
-        output: What the model returned inside of it, [b, ...].
-        num_samples: The number of samples b that the model was called with.
-
-    Raises:
-        ValueError: The closure returned no pair of floating point logits that depend on the output and integer labels
-            in range.
-    """
+    """Return logits [b, k] and labels [b], int64, and reject anything else."""
     pair = isinstance(returned, (tuple, list)) and len(returned) == 2
     if not pair or not all(isinstance(part, Tensor) for part in returned):
         raise ValueError(
@@ -201,9 +182,5 @@ LOSSES: dict[str, type[SquaredError] | type[CrossEntropy]] = {
 
 
 def make_loss(name: Any) -> Loss:
-    """Return the loss called `name`.
-
-    Raises:
-        ValueError: There is no such loss.
-    """
+    """Return the loss called `name`."""
     return LOSSES[check_choice("loss", name, tuple(LOSSES))]()

@@ -181,11 +181,8 @@ def _sum_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callable[[], Tensor]) -> int:
     """Return the number of samples, from 1 to all, whose activations fit into a quarter of the free memory.
 
-    Args:
-        num_samples: The number of samples b in the batch.
-        model: The network; its parameters and buffers are in memory anyway and do not count.
-        forward_of_one: Runs the network on one sample and records gradients. The random numbers that it draws are
-            restored.
+    Parameters and buffers of the model are in memory anyway and do not count. `forward_of_one` records gradients;
+    the random numbers that it draws are restored.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     storages: dict[int, int] = {}
@@ -220,15 +217,7 @@ def free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | None = None) -> Iterator[None]:
-    """Turn running out of memory into an error that names sizes and what to lower.
-
-    Args:
-        params: The trainable parameters, m entries in total.
-        residual: The residuals, where they are known.
-
-    Raises:
-        torch.OutOfMemoryError: In place of the allocator's own error, which stays attached as the cause.
-    """
+    """Turn running out of memory into an error that names sizes and what to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -30,17 +30,11 @@ OTHERS = ("params", "param_names", "initial_lr", "name")
 
 @dataclass(frozen=True)
 class Damping:
-    """Damping and weight decay inside the solve by parameter group, in the *sum* convention.
+    """Damping and weight decay inside the solve by parameter group, in the *sum* convention."""
 
-    Attributes:
-        alpha: alpha of each group.
-        weight_decay: wd of each group; 0 where it is decoupled.
-        first: The first group that has something to train.
-    """
-
-    alpha: tuple[float, ...]
-    weight_decay: tuple[float, ...]
-    first: int
+    alpha: tuple[float, ...]  # of each group
+    weight_decay: tuple[float, ...]  # of each group; 0 where it is decoupled
+    first: int  # the first group that has something to train
 
     @property
     def total(self) -> tuple[float, ...]:
@@ -60,40 +54,23 @@ class Damping:
 
 @dataclass(frozen=True)
 class Settings:
-    """The hyper-parameters of one step.
+    """The hyper-parameters of one step; alpha and weight decay in the configured convention."""
 
-    Attributes:
-        lr: Step size of each group.
-        alpha: Damping of each group in the configured convention, after warm-up.
-        weight_decay: Weight decay of each group in the configured convention (decoupled: as it is).
-        lam: lambda.
-        momentum: mu.
-        damping_convention: One of `gramgn.damping.CONVENTIONS`.
-        decoupled_weight_decay: Whether weight decay stays out of the solve.
-        warmup: The factor of alpha in the warm-up of damping; 1 after it.
-        max_step_norm: The norm of the longest step, or None.
-        first: The first group that has something to train.
-    """
-
-    lr: tuple[float, ...]
-    alpha: tuple[float, ...]
-    weight_decay: tuple[float, ...]
+    lr: tuple[float, ...]  # of each group
+    alpha: tuple[float, ...]  # of each group, after warm-up
+    weight_decay: tuple[float, ...]  # of each group (decoupled: as it is)
     lam: float
-    momentum: float
+    momentum: float  # mu
     damping_convention: str
     decoupled_weight_decay: bool
-    warmup: float
-    max_step_norm: float | None
-    first: int
+    warmup: float  # the factor of alpha in the warm-up of damping; 1 after it
+    max_step_norm: float | None  # None: no limit
+    first: int  # the first group that has something to train
 
     def damping(self, num_samples: int, mean_eigenvalue: float) -> Damping:
-        """Return alpha and weight decay in the sum convention.
+        """Return alpha and weight decay in the sum convention; `mean_eigenvalue` is trace(G) / n.
 
         Weight decay belongs to the objective and not to the step, so with `"trace"` it is relative to the mean.
-
-        Args:
-            num_samples: The number of samples b in this batch.
-            mean_eigenvalue: trace(G) / n, over all groups and n rows.
         """
         convention = self.damping_convention
         of_alpha = sum_scale(convention, num_samples=num_samples, mean_eigenvalue=mean_eigenvalue)
@@ -111,16 +88,7 @@ class Settings:
 
 
 def read_settings(groups: Sequence[Mapping[str, Any]], used: Sequence[int], num_steps: int) -> Settings:
-    """Return the settings of a step, checked.
-
-    Args:
-        groups: The optimizer's parameter groups.
-        used: The numbers of those that have something to train, ascending.
-        num_steps: The number of steps taken before this one.
-
-    Raises:
-        ValueError: A value is out of range, or differs between groups where all share one.
-    """
+    """Return the settings of a step, checked. `used`: the groups that have something to train."""
     for group in groups:
         check_group(group)
     check_shared(groups)
@@ -147,11 +115,7 @@ def _warmup(num_steps: int, warmup_steps: int, factor: float) -> float:
 
 
 def check_group(group: Mapping[str, Any]) -> None:
-    """Reject a value out of range in one parameter group.
-
-    Raises:
-        ValueError: There is one.
-    """
+    """Reject a value out of range in one parameter group."""
     check_number("lr", group["lr"], least=0.0)
     check_number("lam", group["lam"], least=0.0, strict=True)
     check_number("alpha", group["alpha"], least=0.0)
@@ -166,21 +130,13 @@ def check_group(group: Mapping[str, Any]) -> None:
 
 
 def check_new_group(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Reject keys and values of a parameter group that a user gives.
-
-    Raises:
-        ValueError: A key is unknown, or a value out of range.
-    """
+    """Reject unknown keys and values out of range of a parameter group that a user gives."""
     check_keys("a parameter group", group, (*OF_GROUP, *OF_ALL, *OTHERS))
     check_group({**defaults, **group})
 
 
 def check_shared(groups: Sequence[Mapping[str, Any]]) -> None:
-    """Reject values that differ between groups although all groups share one linear system.
-
-    Raises:
-        ValueError: Some do.
-    """
+    """Reject values that differ between groups although all groups share one linear system."""
     for key in OF_ALL:
         values = [group[key] for group in groups]
         for number, value in enumerate(values):
@@ -208,18 +164,7 @@ def _check_dampings(groups: Sequence[Mapping[str, Any]], numbers: Sequence[int])
 def check_number(
     name: str, value: Any, *, least: float, strict: bool = False, below: float = math.inf
 ) -> float:
-    """Return `value` as a float if it is a finite number in range.
-
-    Args:
-        name: The name of the number.
-        value: The value that was given.
-        least: The lower bound.
-        strict: Whether the lower bound itself is excluded.
-        below: The upper bound, which is excluded.
-
-    Raises:
-        ValueError: The value is no number, not finite or out of range.
-    """
+    """Return `value` as a float if it is a finite number in range; `strict` excludes `least` itself."""
     bound = f"{'>' if strict else '>='} {least:g}" + (f" and < {below:g}" if below < math.inf else "")
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number {bound}, got {value!r} of type {type(value).__name__}")
@@ -230,55 +175,28 @@ def check_number(
 
 
 def check_whole(name: str, value: Any, *, least: int, others: str = "") -> int:
-    """Return `value` if it is a whole number of at least `least`.
-
-    Args:
-        name: The name of the number.
-        value: The value that was given.
-        least: The lower bound.
-        others: Other valid values, for the message.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Return `value` if it is a whole number of at least `least`. `others`: more valid values, for the message."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be {others}a whole number of at least {least}, got {value!r}")
     return value
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Return `value` if it is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return value
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> str:
-    """Return `value` if it is one of the choices.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Return `value` if it is one of the choices."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
 
 
 def check_keys(where: str, given: Iterable[str], known: Collection[str]) -> None:
-    """Reject keys that nothing would read.
-
-    Args:
-        where: The name of the mapping that holds them.
-        given: The keys.
-        known: The keys that are read.
-
-    Raises:
-        ValueError: A key is unknown; the message holds the nearest and all known ones.
-    """
+    """Reject keys that nothing would read; the message holds the nearest and all known ones."""
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)

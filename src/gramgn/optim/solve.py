@@ -97,16 +97,9 @@ def _minimum_norm(G: Tensor, r: Tensor, lam: float, damping: float, eps: float) 
 
 
 def _exceeds(damping: float, factor: float, G: Tensor, norm: float, trace: float) -> bool:
-    """Return whether `damping` > `factor` * lambda_max(G).
+    """Return whether `damping` > `factor` * lambda_max(G), given |G|_F and trace(G).
 
     Eigenvalues are computed only where |G|_F^2 / trace(G) <= lambda_max <= |G|_F does not decide.
-
-    Args:
-        damping: The number to compare.
-        factor: The factor of lambda_max.
-        G: Symmetric positive semi-definite matrix.
-        norm: |G|_F.
-        trace: trace(G).
     """
     if damping > factor * norm:
         return True

@@ -22,13 +22,6 @@ def shift(
     SPRING (arXiv 2401.10190, section 3) pulls the step d to mu d_previous instead of to 0, weight decay pulls it to
     -w. Because alpha/2 |d - mu d_previous|^2 + wd/2 |w + d|^2 is (alpha + wd)/2 |d - s|^2 plus a constant, the two
     are one shift, not the sum of two. A group with alpha = wd = 0 has none.
-
-    Args:
-        params: w, parameter by parameter.
-        previous: The direction d of the previous step, None where there was none.
-        groups: The parameter group of each.
-        damping: alpha and wd of each group, in the sum convention.
-        momentum: mu.
     """
     # alpha mu / (alpha + wd) and -wd / (alpha + wd) of each group
     of_previous = [

@@ -15,17 +15,11 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Saved:
-    """A state that was checked.
+    """A state that was checked."""
 
-    Attributes:
-        state: What torch's own `load_state_dict` reads.
-        counts: The counts of steps.
-        choices: What the engine chose by measuring; empty where it was another engine.
-    """
-
-    state: dict[str, Any]
+    state: dict[str, Any]  # what torch's own `load_state_dict` reads
     counts: dict[str, int]
-    choices: dict[str, Any]
+    choices: dict[str, Any]  # what the engine chose by measuring; empty where it was another engine
 
 
 def pack_state(
@@ -43,17 +37,7 @@ def pack_state(
 def check_state(
     state: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], counts: Mapping[str, int], engine: str
 ) -> Saved:
-    """Return what is to be loaded, after checking all of it.
-
-    Args:
-        state: What `state_dict` of a `GramGaussNewton` returned.
-        groups: The groups of the optimizer that it is loaded into.
-        counts: The counts of that optimizer.
-        engine: The name of its engine.
-
-    Raises:
-        ValueError: It is not the state of a `GramGaussNewton`, of another format, of other parameters, or damaged.
-    """
+    """Return what is to be loaded into an optimizer of these groups, counts and engine; check all of it."""
     try:
         return _checked(state, groups, counts, engine)
     except (KeyError, TypeError, AttributeError) as error:

@@ -27,34 +27,21 @@ computing it by halves pays on a CPU; both timed on two cores."""
 
 @dataclass
 class Held:
-    """The rows of one parameter that have arrived so far.
+    """The rows of one parameter that have arrived so far."""
 
-    Attributes:
-        rows: [parts, b k, size], or [parts, b, size] for the only residual.
-        layout: The place of each entry in the parameter.
-        own: Whether the accumulator owns the memory and may add to it.
-    """
-
-    rows: Tensor
-    layout: Layout
-    own: bool
+    rows: Tensor  # [parts, b k, size], or [parts, b, size] for the only residual
+    layout: Layout  # the place of each entry in the parameter
+    own: bool  # whether the accumulator owns the memory and may add to it
 
 
 @dataclass(frozen=True)
 class SmallBlocks:
-    """Blocks of few columns, concatenated.
-
-    Attributes:
-        names: The parameters.
-        sizes: The number of columns of each.
-        layouts: The layout of each.
-        rows: [1, b k, sum of sizes].
-    """
+    """Blocks of few columns of several parameters, concatenated."""
 
     names: list[str]
-    sizes: list[int]
+    sizes: list[int]  # the number of columns of each
     layouts: list[Layout]
-    rows: Tensor
+    rows: Tensor  # [1, b k, sum of sizes]
 
     def pulled(self, u: Tensor) -> dict[str, Tensor]:
         """Return each parameter's part of J^T u in the parameter's shape."""
@@ -75,13 +62,6 @@ class Accumulator:
         buffers: Memory for the blocks.
         drop: Release each block once it has been multiplied.
         comparison: Receives J^T w if the Jacobian is to be compared with autograd in this step.
-
-    Attributes:
-        G: The Gram matrix of each parameter group, [groups, b k, b k] in float64, complete and symmetric after
-            `finish`.
-        held: The blocks kept as rows, by parameter.
-        small: The blocks of few columns.
-        factors: The blocks kept as outer products, by layer.
     """
 
     def __init__(
@@ -112,14 +92,7 @@ class Accumulator:
         self.G = torch.zeros(trained.num_groups, n, n, dtype=torch.float64, device=float64_home(device))
 
     def begin(self, start: int, stop: int, j: int, expected: Mapping[str, int]) -> None:
-        """Announce the blocks of residual j of the samples `start` to `stop` - 1.
-
-        Args:
-            start: The first sample.
-            stop: The sample after the last.
-            j: The residual.
-            expected: The number of blocks to come for each parameter.
-        """
+        """Announce residual j of the samples `start` to `stop` - 1, with `expected` blocks per parameter."""
         self._range, self._j = (start, stop), j
         self._expected, self._arrived = expected, dict.fromkeys(expected, 0)
 
@@ -168,11 +141,7 @@ class Accumulator:
             several[-1].D[:, self._j] = factors.D[:, 0]
 
     def finish(self) -> None:
-        """Multiply what is left (factors, small blocks, parameters with missing blocks) and symmetrise G.
-
-        Raises:
-            ValueError: J differs from autograd's; see `Comparison.compare`.
-        """
+        """Multiply the rest (factors, small blocks, parameters with missing blocks), symmetrise G, compare J."""
         rest = [name for name in self.held if name not in self._multiplied]
         small = [name for name in rest if self.trained.params[name].numel() <= SMALL]
         for name in rest:

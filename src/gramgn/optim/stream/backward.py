@@ -23,31 +23,16 @@ from gramgn.optim.stream.verify import Verifier
 
 @dataclass
 class Memories:
-    """What an engine keeps between steps.
-
-    Attributes:
-        conv_paths: Chooses the kernels of convolutions.
-        buffers: Memory for blocks.
-        verifier: Records what has been compared with autograd.
-        warned: The module types reported as having no rule.
-    """
+    """What an engine keeps between steps."""
 
     conv_paths: ConvPaths
     buffers: Buffers = field(default_factory=Buffers)
     verifier: Verifier = field(default_factory=Verifier)
-    warned: set[type] = field(default_factory=set)
+    warned: set[type] = field(default_factory=set)  # the module types reported as having no rule
 
 
 class Backward:
-    """Turns the calls of one forward pass into J and G.
-
-    Args:
-        params: The trained parameters by name.
-        memories: What the engine keeps between steps.
-
-    Attributes:
-        calls: The recorded calls, filled by the forward pass.
-    """
+    """Turns the calls of one forward pass, which fills `calls`, into J and G."""
 
     def __init__(self, params: Mapping[str, Tensor], memories: Memories) -> None:
         self.params = params
@@ -60,12 +45,7 @@ class Backward:
         self._open = False
 
     def start(self, output: Tensor, num_samples: int) -> None:
-        """Read the graph of `output` [b, ...] and decide what provides which block.
-
-        Raises:
-            ValueError: The output does not depend on a parameter or lacks the batch dimension, or some use of a
-                parameter is covered by no call.
-        """
+        """Read the graph of `output` [b, ...] and decide what provides which block."""
         self.b = num_samples
         if len(output) != num_samples if output.ndim else num_samples != 1:
             raise ValueError(
@@ -87,7 +67,7 @@ class Backward:
         """Run one backward pass per residual.
 
         Args:
-            slopes: dr/df [b, k, q].
+            slopes: dr/df [samples, k, q] of the samples from number `first`.
             sums: Receives the blocks.
             first: The index of the first sample in the batch.
             keep_graph: Whether the graph is still needed afterwards.

@@ -40,13 +40,7 @@ class Buffers:
             self._kept.pop(name, None)
 
     def get(self, name: Hashable, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Return an uninitialised contiguous tensor that shares memory with earlier ones of the same name.
-
-        Args:
-            name: The user of the memory.
-            shape: The requested shape.
-            like: Determines dtype and device.
-        """
+        """Return an uninitialised contiguous tensor like `like` in the memory called `name`."""
         size = math.prod(shape)
         flat = self._flat.get(name)
         if flat is None or flat.numel() < size or flat.dtype != like.dtype or flat.device != like.device:
@@ -77,14 +71,10 @@ class Layout:
 
     G does not depend on the order of a parameter's entries, so a rule returns its block in the order in which it
     was computed, together with a layout that recovers the parameter's shape. This saves a copy.
-
-    Attributes:
-        sizes: The dimensions of the entries as they lie in memory.
-        order: The permutation of these dimensions that gives the parameter's shape.
     """
 
-    sizes: tuple[int, ...]
-    order: tuple[int, ...]
+    sizes: tuple[int, ...]  # the dimensions of the entries as they lie in memory
+    order: tuple[int, ...]  # their permutation that gives the parameter's shape
 
     def to_param(self, flat: Tensor) -> Tensor:
         """Return a row in the parameter's shape."""
@@ -101,15 +91,10 @@ FLAT, SCALAR = Layout((-1,), (0,)), Layout((), ())
 
 @dataclass(frozen=True)
 class Block:
-    """Per-sample gradients of one parameter.
+    """Per-sample gradients of one parameter. The entries of a row may be split into several parts."""
 
-    Attributes:
-        rows: [parts, b, size]: the entries of a row may be split into several parts.
-        layout: The place of each entry of [parts, size] in the parameter.
-    """
-
-    rows: Tensor
-    layout: Layout
+    rows: Tensor  # [parts, b, size]
+    layout: Layout  # the place of each entry of [parts, size] in the parameter
 
     def relaid(self, layout: Layout) -> Tensor:
         """Return the rows in another layout, as [1, b, size]."""
@@ -134,19 +119,12 @@ def as_block(gradients: Tensor) -> Block:
 
 @dataclass
 class LinearFactors:
-    """A linear layer. Row (i, j) of the weight is sum_t D[i, j, t] A[i, t]^T; of the bias, sum_t D[i, j, t].
+    """A linear layer. Row (i, j) of the weight is sum_t D[i, j, t] A[i, t]^T; of the bias, sum_t D[i, j, t]."""
 
-    Attributes:
-        A: Inputs [b, T, in].
-        D: Output gradients [b, k, T, F].
-        weight: The weight's name in the model; None if it is not trained.
-        bias: The bias's name in the model; None if there is none or it is not trained.
-    """
-
-    A: Tensor
-    D: Tensor
-    weight: str | None
-    bias: str | None
+    A: Tensor  # inputs [b, T, in]
+    D: Tensor  # output gradients [b, k, T, F]
+    weight: str | None  # its name in the model; None if it is not trained
+    bias: str | None  # its name; None if there is none or it is not trained
 
     def names(self) -> list[str]:
         """Return the names of the parameters."""
@@ -189,17 +167,11 @@ class LinearFactors:
 
 @dataclass
 class EmbeddingFactors:
-    """An embedding table. Row (i, j) holds D[i, j, t] at entry tokens[i, t], summed over places t.
+    """An embedding table. Row (i, j) holds D[i, j, t] at entry tokens[i, t], summed over places t."""
 
-    Attributes:
-        tokens: The entries that were read, int64 [b, T].
-        D: Output gradients [b, k, T, F].
-        weight: The table's name in the model.
-    """
-
-    tokens: Tensor
-    D: Tensor
-    weight: str
+    tokens: Tensor  # the entries that were read, int64 [b, T]
+    D: Tensor  # output gradients [b, k, T, F]
+    weight: str  # the table's name in the model
 
     def names(self) -> list[str]:
         """Return the name of the table."""

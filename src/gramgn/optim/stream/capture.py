@@ -36,20 +36,12 @@ CONTAINERS = (
 
 @dataclass(eq=False)
 class Owner:
-    """A module and the trained parameters for which its calls provide blocks.
+    """A module and the trained parameters for which its calls provide blocks."""
 
-    Attributes:
-        path: Its name in the model; empty for the model itself.
-        module: The module.
-        params: Maps names within the module to names in the model.
-        rule: How its per-sample gradients are computed. None: by `torch.func` on this module alone, unless its
-            parameters turn out to be only added and multiplied.
-    """
-
-    path: str
+    path: str  # its name in the model; empty for the model itself
     module: nn.Module
     params: dict[str, str] = field(default_factory=dict)
-    rule: Rule | None = None
+    rule: Rule | None = None  # None: by `torch.func`, unless its parameters are only added and multiplied
 
     @property
     def device(self) -> torch.device:
@@ -63,12 +55,7 @@ class Owner:
 def find_owners(model: nn.Module, params: Mapping[str, Tensor], *, replaced: bool) -> list[Owner]:
     """Return the owners of all places in the model that hold a trained parameter, before anything runs.
 
-    A parameter tied to several places has several owners.
-
-    Args:
-        model: The network.
-        params: The trained parameters by their names in the model.
-        replaced: Whether the user replaced the forward of the model itself.
+    A parameter tied to several places has several owners. `replaced`: the user replaced the model's own forward.
     """
     names = {id(param): name for name, param in params.items()}
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -108,37 +95,23 @@ def _is_bypassed(module: nn.Module, parent: nn.Module | None) -> bool:
 
 @dataclass(eq=False)
 class Call:
-    """One call of an owner.
-
-    Attributes:
-        owner: The called module.
-        module: The module without its hooks, which the fall-back calls again; None if there is a rule.
-        args: The arguments, detached, until `release`.
-        kwargs: The keyword arguments, detached.
-        inputs: The tensors among the arguments.
-        versions: The number of in-place changes that each of them had undergone before the call.
-        first: The sequence number of the first autograd node created in the call.
-        last: The sequence number after the last one.
-        edges: The gradient edges of the floating point tensors it returned, by their index among these.
-        shapes: The shapes of these tensors.
-        active: The local names of the parameters for which the call provides blocks.
-        random: Whether the call drew random numbers.
-        buffers: Copies of the module's buffers before the call, for the fall-back.
-    """
+    """One call of an owner."""
 
     owner: Owner
-    module: nn.Module | None
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    inputs: list[Tensor]
-    versions: list[int]
-    first: int
-    last: int = 0
-    edges: dict[int, GradientEdge] = field(default_factory=dict)
-    shapes: list[torch.Size] = field(default_factory=list)
-    active: frozenset[str] = frozenset()
-    random: bool = False
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    module: nn.Module | None  # without its hooks, for the fall-back to call again; None if there is a rule
+    args: tuple[Any, ...]  # detached, until `release`
+    kwargs: dict[str, Any]  # detached
+    inputs: list[Tensor]  # the tensors among the arguments
+    versions: list[int]  # the number of in-place changes of each before the call
+    first: int  # sequence number of the first autograd node created in the call
+    last: int = 0  # sequence number after the last one
+    edges: dict[int, GradientEdge] = field(
+        default_factory=dict
+    )  # of the floating point tensors returned, by index
+    shapes: list[torch.Size] = field(default_factory=list)  # of these tensors
+    active: frozenset[str] = frozenset()  # local names of the parameters for which the call provides blocks
+    random: bool = False  # whether the call drew random numbers
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # copies from before the call, for the fall-back
 
     def contains(self, node: Any) -> bool:
         """Return whether an autograd node was created in this call."""
@@ -214,13 +187,9 @@ def _hooked(call: Call, leaf: Any, receive: Receive) -> Any:
 def recorded_calls(
     owners: Sequence[Owner], model: nn.Module, calls: list[Call], receive: Receive
 ) -> Iterator[None]:
-    """Record the calls of all owners except the model itself, in the order in which they end.
+    """Record in `calls` those of all owners except the model itself, in the order in which they end.
 
-    Args:
-        owners: The modules whose calls are recorded.
-        model: The network.
-        calls: Receives the records.
-        receive: Called with the gradients of the outputs in a later backward pass.
+    `receive` is called with the gradients of their outputs in a later backward pass.
     """
     handles = []
     try:
@@ -298,11 +267,7 @@ class Graph:
 
 
 def read_graph(output: Tensor, params: Mapping[str, Tensor]) -> Graph:
-    """Traverse the graph of `output`.
-
-    Raises:
-        ValueError: Part of the network ran outside the graph, in re-entrant checkpointing.
-    """
+    """Traverse the graph of `output`; reject re-entrant checkpointing, which hides part of the network."""
     names = {id(param): name for name, param in params.items()}
     uses: dict[str, list[Use]] = {name: [] for name in params}
     order: list[Node] = []

@@ -52,14 +52,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class StreamEngine:
     """Forms J layer by layer. Memory for J is kept between steps; copies of an engine start without it.
 
-    Args:
-        chunk_size: Number of samples processed at a time, which bounds the memory for activations. `"auto"`
-            chooses as many as fit into a quarter of the memory that is free at the first step, None (default)
-            takes the whole batch.
-        conv_path: How blocks of convolutions are formed: `"static"` (default), `"probe"` or the name of a path,
-            see `ConvPaths`.
-        low_memory: Drop the blocks, and compute J^T u by a second backward pass through the same graph.
-        jacobian_dtype: Shorter format in which the network runs under autocast; None (default) disables this.
+    The arguments are the fields of `gramgn.optim.Stream`, `jacobian_dtype` as a dtype.
     """
 
     def __init__(
@@ -81,10 +74,8 @@ class StreamEngine:
     ) -> StreamLinearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
 
-        Raises:
-            ValueError: The closure breaks its contract, or the network is used in a way for which the result
-                would be wrong: samples interact, a parameter is read outside its module other than by adding or
-                multiplying, or the input of a layer is changed in place.
+        Networks for which the result would be wrong are rejected: samples interact, a parameter is read outside its
+        module other than by adding or multiplying, or the input of a layer is changed in place.
         """
         run = _InChunks if self.chunk_size is not None else _AtOnce
         calculation = run(self, model, trained)

@@ -76,9 +76,7 @@ def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
 def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tensor]:
     """Return gradients [b, *shape] by local name, by calling the module again under `torch.func.vmap`.
 
-    Args:
-        call: The call, which provides blocks for the parameters in `active`.
-        grads: The gradients of the tensors it returned, as far as they have one, by index.
+    `grads` are the gradients of the tensors that the call returned, as far as they have one, by index.
     """
     call.check_unchanged()
     module = call.module
@@ -120,12 +118,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
 
 
 def warn_once(owner: Owner, warned: set[type]) -> None:
-    """Warn that modules of the owner's type have no rule, unless this was reported before.
-
-    Args:
-        owner: The module.
-        warned: The types reported so far, extended by this one.
-    """
+    """Warn that the owner's type has no rule, unless it is among the types `warned` of so far."""
     kind = type(owner.module)
     if kind in warned:
         return

@@ -35,15 +35,7 @@ class Jacobian(Protocol):
 
 @dataclass(frozen=True)
 class StreamLinearisation:
-    """r and J; see `Linearisation`.
-
-    Attributes:
-        reading: Loss and residual.
-        num_samples: b.
-        eps: The relative precision in which J was formed.
-        trained: The parameters.
-        jacobian: J.
-    """
+    """r and J; see `Linearisation`."""
 
     reading: Reading
     num_samples: int
@@ -151,19 +143,12 @@ class ChainedJacobian:
 
 @dataclass(frozen=True)
 class GraphJacobian:
-    """J that is not held: its blocks were dropped after summing G, and products traverse the graph again.
+    """J that is not held: its blocks were dropped after summing G, and products traverse the graph again."""
 
-    Attributes:
-        G: The Gram matrix of each parameter group.
-        output: The model's output with its graph.
-        slopes: dr/df [b, k, q].
-        params: The trained parameters by name.
-    """
-
-    G: Tensor
-    output: Tensor
-    slopes: Tensor
-    params: Mapping[str, Tensor]
+    G: Tensor  # of each parameter group
+    output: Tensor  # the model's output with its graph
+    slopes: Tensor  # dr/df [b, k, q]
+    params: Mapping[str, Tensor]  # the trained parameters by name
 
     def gram(self) -> Tensor:
         """Return G."""

@@ -36,19 +36,12 @@ from gramgn.optim.stream.conv import ConvPaths, padded_input
 
 @dataclass(frozen=True)
 class RuleMemory:
-    """Memory and choices for the blocks of one call of a module.
-
-    Attributes:
-        accumulator: Receives the blocks.
-        buffers: Scratch memory.
-        conv_paths: Chooses the kernels of convolutions.
-        names: Maps names within the module to names in the model.
-    """
+    """Memory and choices for the blocks of one call of a module."""
 
     accumulator: Accumulator
     buffers: Buffers
     conv_paths: ConvPaths
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # maps names within the module to names in the model
 
     def of(self, local: str) -> Memory:
         """Return the memory for the block of one of the module's parameters."""
@@ -239,11 +232,7 @@ def _by_channel(normal: Tensor, grad: Tensor, names: frozenset[str]) -> Blocks:
 
 
 def _check_batched(x: Tensor, ndim: int) -> None:
-    """Reject an input without a dimension for samples, which some layers interpret as a single sample.
-
-    Raises:
-        ValueError: `x` does not have `ndim` dimensions.
-    """
+    """Reject an input without a dimension for samples, which some layers interpret as a single sample."""
     if x.ndim != ndim:
         raise ValueError(
             f"a layer was called with {list(x.shape)}, without a dimension for samples: pass [1, ...] for one "

@@ -29,13 +29,7 @@ class Verifier:
 
         The first step is compared. A parameter whose derivative is zero, as behind a last layer initialised to
         zero, proves nothing; it is compared again in steps 2, 4, 8 and so on until its derivative is not zero.
-
-        Args:
-            structure: Identifies what was called, how often and in which mode.
-            params: The trained parameters by name.
-            b: Number of samples.
-            k: Number of residuals per sample.
-            eps: The relative precision in which J is formed.
+        `structure` identifies what was called, how often and in which mode.
         """
         if is_capturing():
             return None
@@ -49,7 +43,7 @@ class Verifier:
 
 
 class Comparison:
-    """J^T w from the engine and from autograd.
+    """J^T w for weights w [b, k], from the engine (`pulled`, which it fills) and from autograd.
 
     Args:
         params: The trained parameters by name.
@@ -57,10 +51,6 @@ class Comparison:
         k: Number of residuals per sample.
         eps: The relative precision in which J is formed.
         verified: Receives the names of the parameters whose part of J has been proved right.
-
-    Attributes:
-        weights: w [b, k].
-        pulled: J^T w by parameter, filled by the engine.
     """
 
     def __init__(self, params: Mapping[str, Tensor], b: int, k: int, eps: float, verified: set[str]) -> None:
@@ -72,13 +62,7 @@ class Comparison:
         self._expected: dict[str, Tensor] = {}
 
     def expect(self, output: Tensor, slopes: Tensor, first: int) -> None:
-        """Add autograd's J^T w of a range of samples.
-
-        Args:
-            output: The model's output for these samples, with its graph.
-            slopes: dr/df [samples, k, q].
-            first: The index of the first sample in the batch.
-        """
+        """Add autograd's J^T w for the samples from number `first`: `slopes` is dr/df [samples, k, q]."""
         w = self.weights[first : first + len(slopes)].to(slopes.device, slopes.dtype)
         of_output = torch.einsum("bk,bkq->bq", w, slopes).reshape(output.shape).to(output.dtype)
         grads = torch.autograd.grad(
@@ -90,11 +74,7 @@ class Comparison:
                 self._expected[name] = grad if held is None else held + grad
 
     def compare(self) -> None:
-        """Compare, and record the parameters that agree and whose derivative is not negligible.
-
-        Raises:
-            ValueError: A parameter's part of J differs from autograd's.
-        """
+        """Reject J where it is not autograd's; record the parameters that it proves right."""
         expected = {
             name: self._expected[name] if name in self._expected else torch.zeros_like(param)
             for name, param in self._params.items()
