@@ -21,7 +21,7 @@ from gramgn.optim.settings import check_choice, check_flag, check_keys, check_wh
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
 from gramgn.optim.vmap import VmapEngine
 
-JACOBIAN_DTYPES = {"bfloat16": torch.bfloat16}
+JACOBIAN_DTYPES = (None, "bfloat16", torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Stream:
     def __post_init__(self) -> None:
         check_choice("conv_path", self.conv_path, CONV_PATHS)
         check_flag("low_memory", self.low_memory)
-        self._dtype()
+        if self.jacobian_dtype not in JACOBIAN_DTYPES:
+            raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {self.jacobian_dtype!r}")
         if self.chunk_size not in (None, "auto"):
             check_whole("chunk_size", self.chunk_size, least=1, others="None, 'auto' or ")
         if self.low_memory and self.chunk_size is not None:
@@ -66,16 +67,8 @@ class Stream:
             chunk_size=self.chunk_size,
             conv_path=self.conv_path,
             low_memory=self.low_memory,
-            jacobian_dtype=self._dtype(),
+            jacobian_dtype=torch.bfloat16 if self.jacobian_dtype else None,
         )
-
-    def _dtype(self) -> torch.dtype | None:
-        given = self.jacobian_dtype
-        if given is None or (isinstance(given, torch.dtype) and given in JACOBIAN_DTYPES.values()):
-            return given
-        if isinstance(given, str) and given in JACOBIAN_DTYPES:
-            return JACOBIAN_DTYPES[given]
-        raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {given!r}")
 
 
 @dataclass(frozen=True)
@@ -133,16 +126,16 @@ def engine_options(given: Any) -> Stream | Vmap | Loop:
     options = {key: value for key, value in mapping.items() if key != "name"}
     check_keys("engine", options, tuple(_DEFAULTS))
     kind = ENGINES[name]
-    own = [field.name for field in fields(kind)]
+    own = _names(kind)
     for key, value in options.items():
         if key not in own and value != _DEFAULTS[key]:
-            having = " and ".join(
-                f"{other!r}"
-                for other, each in ENGINES.items()
-                if key in {field.name for field in fields(each)}
-            )
+            having = " and ".join(repr(other) for other, each in ENGINES.items() if key in _names(each))
             raise ValueError(f"{key} is an option of engine {having}; engine {name!r} does not have it")
     return kind(**{key: value for key, value in options.items() if key in own})
+
+
+def _names(kind: type[Stream] | type[Vmap] | type[Loop]) -> list[str]:
+    return [field.name for field in fields(kind)]
 
 
 def make_engine(given: Any) -> Engine:
@@ -154,7 +147,7 @@ def make_engine(given: Any) -> Engine:
     return engine_options(given).build()
 
 
-class LoopEngine:
+class LoopEngine(Engine):
     """The oracle: forms J row by row from the graph of one ordinary forward pass.
 
     Slow, and right for everything that autograd differentiates.
@@ -184,13 +177,6 @@ class LoopEngine:
             blocks=blocks,
             trained=trained,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: this engine makes no choices."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load nothing."""
 
 
 def plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:

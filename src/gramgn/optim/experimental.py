@@ -7,15 +7,17 @@ a function of tensors that was passed for that purpose.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from gramgn.optim.closure import Closure, Trained
 from gramgn.optim.ggn import GramGaussNewton
+from gramgn.optim.gram import Engine
 from gramgn.optim.guards import check_batch_statistics, check_modes
 from gramgn.optim.info import StepInfo
 from gramgn.optim.losses import Loss, Reading
@@ -25,15 +27,6 @@ from gramgn.optim.stream import StreamEngine, StreamLinearisation
 T = TypeVar("T")
 WARM_UP = 3
 """Number of runs before the capture: libraries choose kernels and allocate, and the network is checked."""
-
-
-class Captured(Protocol[T]):
-    """Work on the device that can be repeated on the same memory."""
-
-    result: T
-
-    def replay(self) -> None:
-        """Repeat it; the tensors of `result` then hold the new values."""
 
 
 class CudaGraph(Generic[T]):
@@ -55,124 +48,8 @@ class CudaGraph(Generic[T]):
             self.result = function()
 
     def replay(self) -> None:
-        """Launch the graph on the current stream."""
+        """Launch the graph on the current stream; the tensors of `result` then hold the new values."""
         self._graph.replay()
-
-
-@dataclass
-class Update:
-    """The second graph's memory: u in, J^T u out."""
-
-    u: Tensor
-    pulled: list[Tensor]
-
-
-class CapturedEngine:
-    """The streaming engine on fixed inputs.
-
-    Args:
-        engine: The engine whose options are used, but not its memory.
-        residuals: The closure, as a function of the inputs.
-        example: Inputs of the shapes, dtypes and device to come.
-    """
-
-    def __init__(
-        self,
-        engine: StreamEngine,
-        residuals: Callable[..., Any],
-        example: Sequence[Tensor],
-    ) -> None:
-        self.inputs = [tensor.detach().clone() for tensor in example]
-        self._engine, self.residuals = engine.without_memory(), residuals
-        self._forward: Captured[StreamLinearisation] | None = None
-        self._update: Captured[Update] | None = None
-        self._captured_for: Any = None
-
-    def prepare(self, model: nn.Module, trained: Trained, loss: Loss) -> None:
-        """Capture the two graphs."""
-        self._forward = CudaGraph(
-            lambda: self._engine.linearise(model, trained, lambda: self.residuals(*self.inputs), loss)
-        )
-        self._update = self._captured_update(trained)
-        self._captured_for = _fixed(model, trained)
-
-    def linearise(self, model: nn.Module, trained: Trained, _: Closure, loss: Loss) -> CapturedLinearisation:
-        """Replay the first graph on what `inputs` hold; see `Engine`.
-
-        Raises:
-            ValueError: Other parameters are trained than when it was captured, or in another mode.
-        """
-        assert self._forward is not None
-        assert self._update is not None
-        if _fixed(model, trained) != self._captured_for:
-            raise ValueError(
-                "the network's trained parameters, their memory or its mode have changed since this step was "
-                "captured: capture it again"
-            )
-        self._forward.replay()
-        captured = self._forward.result
-        # Copied once: loss and residual outlive the next step.
-        reading = replace(
-            captured.reading,
-            loss=captured.reading.loss.clone(),
-            residual=captured.reading.residual.clone(),
-        )
-        return CapturedLinearisation(reading, captured, self._update)
-
-    def _captured_update(self, trained: Trained) -> Captured[Update]:
-        assert self._forward is not None
-        forward = self._forward
-        memory = Update(
-            torch.zeros_like(forward.result.reading.residual.flatten(), dtype=torch.float64),
-            [torch.zeros_like(param) for param in trained.params.values()],
-        )
-
-        def update() -> Update:
-            torch._foreach_zero_(memory.pulled)
-            forward.result.add_vjp_(memory.pulled, memory.u, [1.0] * len(memory.pulled))
-            return memory
-
-        return CudaGraph(update)
-
-
-def _fixed(model: nn.Module, trained: Trained) -> Any:
-    """Return what a capture depends on."""
-    memory = [(name, param.data_ptr()) for name, param in trained.params.items()]
-    return memory, [module.training for module in model.modules()]
-
-
-@dataclass(frozen=True)
-class CapturedLinearisation:
-    """r and J in the memory of the graphs, until the next replay."""
-
-    reading: Reading
-    captured: StreamLinearisation
-    update: Captured[Update]
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples b."""
-        return self.captured.num_samples
-
-    @property
-    def eps(self) -> float:
-        """The relative precision in which J was formed."""
-        return self.captured.eps
-
-    def gram(self) -> Tensor:
-        """Return G by group, copied."""
-        return self.captured.gram().clone()
-
-    def jvp(self, direction: Sequence[Tensor]) -> Tensor:
-        """Return J d, not captured."""
-        return self.captured.jvp(direction)
-
-    def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
-        """Replay the second graph for J^T u and add it, times the scales."""
-        self.update.result.u.copy_(u)
-        self.update.replay()
-        for tensor, pulled, scale in zip(out, self.update.result.pulled, scales, strict=True):
-            tensor.add_(pulled, alpha=scale)
 
 
 def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *example: Tensor) -> CapturedStep:
@@ -181,7 +58,7 @@ def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *examp
     They do the same work without launching every kernel from Python; the solve and everything that is decided by its
     outcome stays eager. What Python does in the network and in `residuals` is done once, now::
 
-        step = capture(optimizer, lambda x, y: model(x) - y, x, y)
+        step = optimizer.experimental_capture(lambda x, y: model(x) - y, x, y)
         info = step(x, y)
 
     Args:
@@ -199,24 +76,46 @@ def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *examp
     trained = optimizer._trained()
     device = next(iter(trained.params.values())).device
     engine = check_capturable(optimizer, device)
-    captured = CapturedEngine(engine, residuals, example)
     check_batch_statistics(optimizer._model)
     check_modes(device)
     with explained_out_of_memory(trained.params), torch.enable_grad():
-        captured.prepare(optimizer._model, trained, optimizer._loss)
-    return CapturedStep(optimizer, captured)
+        return CapturedStep(optimizer, engine, trained, residuals, example)
 
 
-class CapturedStep:
+class CapturedStep(Engine):
     """A step of the optimizer that replays two CUDA graphs; `capture` returns it.
 
     Args:
         optimizer: The optimizer.
-        engine: The captured engine.
+        engine: The engine whose options are used, but not its memory.
+        trained: The parameters to train.
+        residuals: The closure, as a function of the inputs.
+        example: Inputs of the shapes, dtypes and device to come.
     """
 
-    def __init__(self, optimizer: GramGaussNewton, engine: CapturedEngine) -> None:
-        self._optimizer, self._engine = optimizer, engine
+    def __init__(
+        self,
+        optimizer: GramGaussNewton,
+        engine: StreamEngine,
+        trained: Trained,
+        residuals: Callable[..., Any],
+        example: Sequence[Tensor],
+    ) -> None:
+        self._optimizer, self._residuals = optimizer, residuals
+        self._inputs = [tensor.detach().clone() for tensor in example]
+        model, loss, own = optimizer._model, optimizer._loss, copy.deepcopy(engine)
+        self._forward = CudaGraph(lambda: own.linearise(model, trained, self._closure, loss))
+        J = self._forward.result
+        u = torch.zeros_like(J.reading.residual.flatten(), dtype=torch.float64)
+        pulled = [torch.zeros_like(param) for param in trained.params.values()]
+
+        def update() -> tuple[Tensor, list[Tensor]]:
+            torch._foreach_zero_(pulled)
+            self._forward.result.add_vjp_(pulled, u, [1.0] * len(pulled))
+            return u, pulled
+
+        self._update = CudaGraph(update)
+        self._captured_for = _fixed(model, trained)
 
     def __call__(self, *inputs: Tensor) -> StepInfo:
         """Take one step.
@@ -227,31 +126,73 @@ class CapturedStep:
         Raises:
             ValueError: They have other shapes or dtypes, or other parameters are trained than at the capture.
         """
-        own = self._engine.inputs
         given = [(list(tensor.shape), str(tensor.dtype)) for tensor in inputs]
-        expected = [(list(tensor.shape), str(tensor.dtype)) for tensor in own]
+        expected = [(list(tensor.shape), str(tensor.dtype)) for tensor in self._inputs]
         if given != expected:
             raise ValueError(
                 f"this step was captured for inputs {expected}, got {given}: capture another for these, or call "
                 "optimizer.step with a closure"
             )
-        for memory, tensor in zip(own, inputs, strict=True):
+        for memory, tensor in zip(self._inputs, inputs, strict=True):
             memory.copy_(tensor, non_blocking=True)
-        optimizer = self._optimizer
-        eager, optimizer._engine = optimizer._engine, self._engine  # type: ignore[assignment]
+        eager, self._optimizer._engine = self._optimizer._engine, self
         try:
             # At trial points the function is called without a graph.
-            return optimizer.step(lambda: self._engine.residuals(*own))
+            return self._optimizer.step(self._closure)
         finally:
-            optimizer._engine = eager
+            self._optimizer._engine = eager
+
+    def _closure(self) -> Any:
+        return self._residuals(*self._inputs)
+
+    def linearise(self, model: nn.Module, trained: Trained, _: Closure, loss: Loss) -> CapturedLinearisation:
+        """Replay the first graph on the inputs; see `Engine`."""
+        if _fixed(model, trained) != self._captured_for:
+            raise ValueError(
+                "the network's trained parameters, their memory or its mode have changed since this step was "
+                "captured: capture it again"
+            )
+        self._forward.replay()
+        J = self._forward.result
+        # Copied once: loss and residual outlive the next step.
+        reading = replace(J.reading, loss=J.reading.loss.clone(), residual=J.reading.residual.clone())
+        return CapturedLinearisation(reading, J.num_samples, J.eps, J, self._update)
+
+
+def _fixed(model: nn.Module, trained: Trained) -> Any:
+    """Return what a capture depends on."""
+    memory = [(name, param.data_ptr()) for name, param in trained.params.items()]
+    return memory, [module.training for module in model.modules()]
+
+
+@dataclass(frozen=True)
+class CapturedLinearisation:
+    """r and J in the memory of the graphs, until the next replay; see `Linearisation`."""
+
+    reading: Reading
+    num_samples: int
+    eps: float
+    captured: StreamLinearisation
+    update: CudaGraph[tuple[Tensor, list[Tensor]]]  # u in, J^T u out
+
+    def gram(self) -> Tensor:
+        """Return G by group, copied."""
+        return self.captured.gram().clone()
+
+    def jvp(self, direction: Sequence[Tensor]) -> Tensor:
+        """Return J d, not captured."""
+        return self.captured.jvp(direction)
+
+    def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
+        """Replay the second graph for J^T u and add it, times the scales."""
+        self.update.result[0].copy_(u)
+        self.update.replay()
+        for tensor, pulled, scale in zip(out, self.update.result[1], scales, strict=True):
+            tensor.add_(pulled, alpha=scale)
 
 
 def check_capturable(optimizer: GramGaussNewton, device: torch.device) -> StreamEngine:
-    """Return the engine, and reject what cannot be captured.
-
-    Raises:
-        ValueError: No CUDA device, another engine, or an option that needs the host during the work.
-    """
+    """Return the engine, and reject what needs another device or engine, or the host during the work."""
     engine: Any = optimizer._engine
     loss = optimizer._options["loss"]
     if device.type != "cuda":

@@ -281,11 +281,12 @@ class GramGaussNewton(torch.optim.Optimizer):
         Raises:
             ValueError: It is the state of another optimizer, or of other parameters. Nothing was changed then.
         """
-        saved = check_state(state_dict, self.param_groups, self.counts, self._options["engine"].name)
-        if saved.choices:
-            self._engine.load_state_dict(saved.choices)
-        super().load_state_dict(saved.state)
-        self.counts = saved.counts
+        name = self._options["engine"].name
+        state, counts, choices = check_state(state_dict, self.param_groups, self.counts, name)
+        if choices:
+            self._engine.load_state_dict(choices)
+        super().load_state_dict(state)
+        self.counts = counts
 
     def __getstate__(self) -> dict[str, Any]:
         """Add model and engine to what torch keeps, so that the pair survives deepcopy and pickle."""

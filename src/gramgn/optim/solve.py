@@ -44,7 +44,7 @@ def solve_system(G: Tensor, r: Tensor, lam: float, damping: float, eps: float) -
     largest are cut, as `lstsq` and `pinv` do. A Cholesky factorisation that succeeds proves nothing there.
 
     Args:
-        G: Gram matrix [n, n] in float64, symmetric up to rounding, positive semi-definite.
+        G: Gram matrix [n, n] in float64, symmetric and positive semi-definite; its lower triangle is factorised.
         r: Right-hand side [n] in float64.
         lam: Weight of G, > 0.
         damping: What is added to the diagonal, >= 0: the paper's alpha in the sum convention, plus weight decay.
@@ -63,7 +63,6 @@ def solve_system(G: Tensor, r: Tensor, lam: float, damping: float, eps: float) -
     ).tolist()
     if not (is_finite and math.isfinite(damping)):
         return Solution(torch.full_like(r, torch.nan), NON_FINITE, ill_conditioned=False)
-    G = (G + G.T) / 2
     if damping <= 0 or not _exceeds(damping / lam, len(G) * EPS64, G, norm, trace):
         u, cut = _minimum_norm(G, r, lam, damping, eps)
         status = MINIMUM_NORM if bool(torch.isfinite(u).all()) else NON_FINITE

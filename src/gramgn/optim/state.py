@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gramgn.optim.settings import OF_ALL, OF_GROUP, check_group, check_keys, check_shared
@@ -13,24 +12,15 @@ DIRECTION = "direction"
 FORMAT = 2
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A state that was checked."""
-
-    state: dict[str, Any]  # what torch's own `load_state_dict` reads
-    counts: dict[str, int]
-    choices: dict[str, Any]  # what the engine chose by measuring; empty where it was another engine
+Saved = tuple[dict[str, Any], dict[str, int], dict[str, Any]]
+"""What torch's own `load_state_dict` reads, the counts, and the engine's choices (empty: another engine's)."""
 
 
 def pack_state(
     state: dict[str, Any], counts: Mapping[str, int], engine: str, choices: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return torch's state dict with the counts and the engine's choices added."""
-    own = {
-        "format": FORMAT,
-        "counts": dict(counts),
-        "engine": {"name": engine, "choices": dict(choices)},
-    }
+    own = {"format": FORMAT, "counts": dict(counts), "engine": {"name": engine, "choices": dict(choices)}}
     return {**state, KEY: own}
 
 
@@ -72,11 +62,9 @@ def _checked(
         check_group(group)
     check_shared(saved)
     _check_parameters(state["state"], saved, groups)
-    return Saved(
-        state={"state": state["state"], "param_groups": saved},
-        counts={name: int(own["counts"][name]) for name in counts},
-        choices=own["engine"]["choices"] if own["engine"]["name"] == engine else {},
-    )
+    counted = {name: int(own["counts"][name]) for name in counts}
+    choices = own["engine"]["choices"] if own["engine"]["name"] == engine else {}
+    return {"state": state["state"], "param_groups": saved}, counted, choices
 
 
 def _check_parameters(

@@ -24,19 +24,18 @@ from gramgn.optim.closure import (
     check_per_sample,
     slopes_of,
 )
-from gramgn.optim.gram import BlockLinearisation
+from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
 
 Blocks = dict[str, Tensor]
 
 
-class VmapEngine:
+class VmapEngine(Engine):
     """Forms J with `torch.func.vmap` over samples.
 
     Args:
-        chunk_size: The number of samples at a time; None: the whole batch. Bounds the memory for activations, not
-            for J itself.
+        chunk_size: See `Vmap`.
     """
 
     def __init__(self, chunk_size: int | None = None) -> None:
@@ -77,13 +76,6 @@ class VmapEngine:
             trained=trained,
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: this engine makes no choices."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load nothing."""
-
 
 def _outputs_and_jacobian(
     model: nn.Module, original: Forward, params: Mapping[str, Tensor], batch: Batch, chunk_size: int | None
@@ -105,7 +97,7 @@ def _outputs_and_jacobian(
 
         flat, pull, output = vjp(outputs, trained, has_aux=True)  # type: ignore[misc]
         rows = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
-        (blocks,) = vmap(pull)(rows) if len(rows) > 1 else _unsqueezed(pull(rows[0]))
+        (blocks,) = vmap(pull)(rows) if len(rows) > 1 else pull(rows[0])
         return output, {name: block.reshape(len(flat), -1) for name, block in blocks.items()}
 
     per_sample = vmap(of_one, randomness="different")
@@ -142,10 +134,6 @@ def _joined(chunks: list[Tensor]) -> Tensor:
     return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
 
 
-def _unsqueezed(pulled: tuple[Blocks]) -> tuple[Blocks]:
-    return ({name: block.unsqueeze(0) for name, block in pulled[0].items()},)
-
-
 def _of_one_sample(output: Any) -> Tensor:
     """Return the output of one sample without its batch dimension, which a model may have squeezed itself."""
     if not isinstance(output, Tensor):
@@ -176,10 +164,9 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
 
 def _chain(slopes: Tensor, block: Tensor) -> Tensor:
     """Return rows (sample, residual) of dr/df df/dw: [b, k, q] times [b, q, size] gives [b k, size]."""
-    if slopes.shape[1] == slopes.shape[2] == 1:
-        product = block if bool((slopes == 1).all()) else block * slopes
-    elif slopes.shape[1] == slopes.shape[2] and bool((slopes == torch.eye(slopes.shape[1]).to(slopes)).all()):
+    k, q = slopes.shape[1:]
+    if k == q and bool((slopes == torch.eye(q).to(slopes)).all()):
         product = block
     else:
-        product = slopes @ block
+        product = block * slopes if k == q == 1 else slopes @ block
     return product.flatten(end_dim=1)

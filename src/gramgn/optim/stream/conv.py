@@ -216,38 +216,30 @@ class ConvPaths:
     def form(self, conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
         """Return the block of the weight."""
         names = applicable(conv, x, grad, padding)
-        if self.policy in names:
-            name = self.policy
-        elif self.policy == "probe" and len(names) > 1:
-            name = self._probed(names, conv, x, grad, padding, memory)
-        else:
-            name = static_choice(names, conv)
-        return PATHS[name](conv, x, grad, padding, memory)
 
-    def _probed(
-        self,
-        names: list[str],
-        conv: _ConvNd,
-        x: Tensor,
-        grad: Tensor,
-        padding: tuple[int, ...],
-        memory: Memory,
-    ) -> str:
+        def run(name: str) -> Block:
+            return PATHS[name](conv, x, grad, padding, memory)
+
+        if self.policy in names:
+            return run(self.policy)
+        if self.policy != "probe" or len(names) == 1:
+            return run(static_choice(names, conv))
         shape = f"{list(x.shape)} {list(conv.weight.shape)} stride {conv.stride} {x.stride()} {x.dtype} {x.device}"
         if self.probed.get(shape) not in names:
+            self.probed[shape] = min(names, key=lambda name: _seconds(lambda: run(name), x.device))
+        return run(self.probed[shape])
 
-            def seconds(name: str) -> float:
-                times = []
-                for _ in range(TRIALS):
-                    _synchronise(x.device)
-                    start = time.perf_counter()
-                    PATHS[name](conv, x, grad, padding, memory)
-                    _synchronise(x.device)
-                    times.append(time.perf_counter() - start)
-                return min(times)
 
-            self.probed[shape] = min(names, key=seconds)
-        return self.probed[shape]
+def _seconds(run: Callable[[], Block], device: torch.device) -> float:
+    """Return the seconds of the fastest of several runs."""
+    times = []
+    for _ in range(TRIALS):
+        _synchronise(device)
+        start = time.perf_counter()
+        run()
+        _synchronise(device)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _synchronise(device: torch.device) -> None:

@@ -114,17 +114,6 @@ class StreamEngine:
         eps = jacobian_eps(model, output.dtype, output.device, self.jacobian_dtype)
         return self._memories.verifier.begin(structure, trained.params, b, k, eps)
 
-    def without_memory(self) -> StreamEngine:
-        """Return an engine with the same options and measured choices, but separate memory."""
-        other = StreamEngine(
-            chunk_size=self.chunk_size,
-            conv_path=self._memories.conv_paths.policy,
-            low_memory=self.low_memory,
-            jacobian_dtype=self.jacobian_dtype,
-        )
-        other.load_state_dict(self.state_dict())
-        return other
-
     def state_dict(self) -> dict[str, Any]:
         """Return the choices that were made by measuring."""
         return {
