@@ -29,7 +29,7 @@ print(pathlib.Path(u.unquote(u.urlsplit(url).path)).resolve())
 endef
 export WHOSE
 
-.PHONY: help env demo test test-fast lint format paper theory figures report bench bench-pipeline gpu-report clean
+.PHONY: help env demo test test-fast lint format docs paper theory figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -72,6 +72,13 @@ lint: $(READY) ## style, docstrings, types
 format: $(READY) ## put the code into its standard form
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# The site is built from a copy in which the published results lie below the pages that show them.
+docs: $(READY) ## build the documentation into site/, strictly: a broken internal link is an error
+	@rm -rf build/docs site && mkdir -p build && cp -R docs build/docs && cp -R outputs/results build/docs/results
+	@for page in build/docs/*.md; do sed -i.bak 's#\.\./outputs/results/#results/#g' $$page && rm $$page.bak; done
+	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/results/README.md && rm build/docs/results/README.md.bak
+	@$(BIN)/zensical build --strict --clean
 
 paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (under 2 hours)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
