@@ -1,8 +1,8 @@
-"""The README is true: its commands and its Python run as written, and nothing a user meets is missing from it.
+"""The documentation is true: its commands and code run as written, and nothing a user meets is missing from it.
 
-Commands run in a house of their own, at the debug scale where there is a scale to choose. One that cannot run
-here stands in EXCEPTIONS with the reason and a cheaper check; a new command that is neither run nor excepted
-fails.
+Commands run in a copy of the repository's layout, at the debug scale where there is a scale to choose. A command that
+cannot run here is listed in EXCEPTIONS with the reason and a cheaper check; a new command that is neither run nor
+listed fails.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ from torch import nn
 from gramgn import GramGaussNewton
 from gramgn.records import METRIC_COLUMNS
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-THEORY = (REPOSITORY / "docs" / "theory.md").read_text(encoding="utf-8")
-PAGES = ("README.md", "outputs/README.md", "CONTRIBUTING.md", "docs/theory.md")
-LANGUAGES = {"bash", "python", "yaml", "text"}
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "outputs/results/README.md",
+    *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md"))),
+)
+TEXTS = {page: (REPOSITORY / page).read_text(encoding="utf-8") for page in PAGES}
+DOCS = "\n".join(TEXTS.values())
+LANGUAGES = {"bash", "python", "yaml", "text", "bibtex"}
 COMMAND = re.compile(r"(make|python|conda|source|pip|wandb) \S")
 FILE_NAME = re.compile(r"# (mine/\S+)\n")
 
@@ -48,25 +53,21 @@ def prose(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
-def spans(text: str) -> list[str]:
-    """Return everything between single backticks outside of blocks."""
-    return re.findall(r"`([^`\n]+)`", prose(text))
-
-
 def commands(text: str) -> list[str]:
-    """Return every command line: those of the bash blocks, and those in the running text."""
+    """Return every command line once: those of the bash blocks, and those in the running text."""
     lines = [line for block in of("bash", text) for line in block.splitlines()]
     lines = [re.sub(r"\s+# .*$", "", line) for line in lines]
-    inline = [span for span in spans(text) if COMMAND.match(span) and "..." not in span]
+    spans = re.findall(r"`([^`\n]+)`", prose(text))
+    inline = [span for span in spans if COMMAND.match(span) and not re.search(r"\.\.\.|=$|=<", span)]
     return list(dict.fromkeys([line for line in lines if line.strip()] + inline))
 
 
-def of(language: str, text: str = README) -> list[str]:
+def of(language: str, text: str = DOCS) -> list[str]:
     return [block for name, block in blocks(text) if name == language]
 
 
 class Reader:
-    """Somebody who follows the README in a house of their own.
+    """Somebody who follows the documentation in a house of their own.
 
     Attributes:
         house: Data of every kind is there, small, and one finished run.
@@ -87,19 +88,19 @@ class Reader:
         }
         arrays |= {f"{split}_labels": np.arange(num) % 5 for split, num in splits.items()}
         np.savez(self.elsewhere / "retinamnist.npz", **arrays)
-        for language in ("python", "yaml"):
-            for block in of(language):
-                if match := FILE_NAME.match(block):
-                    path = root / match.group(1)
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(block)
+        for block in (*of("python"), *of("yaml")):
+            if match := FILE_NAME.match(block):
+                path = root / match.group(1)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block)
         done = self.run("python train.py trainer=debug")
         assert done.returncode == 0, done.stderr
         (self.finished,) = self.house.runs()
 
     def written_for_here(self, command: str) -> str:
-        """Replace the README's placeholders by what is here."""
+        """Replace the placeholders of the documentation by what is here."""
         command = command.replace("/data/", f"{self.elsewhere}/")
+        command = command.replace("outputs/results/", f"{REPOSITORY / 'outputs' / 'results'}/")
         return command.replace("outputs/runs/<run folder>", str(self.finished)) if "<" in command else command
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
