@@ -10,7 +10,7 @@ x = torch.rand(512, 2) * 4 - 2
 y = torch.sin(x[:, :1]) * torch.cos(2 * x[:, 1:])
 model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
-# "mean": alpha stands beside the mean of the batch's Gram matrix, J J^T / b, so it goes with the mean square loss
+# "mean": alpha is added to the mean of the batch's Gram matrix, J J^T / b, so it goes with the mean square loss
 # and does not depend on the batch size. "sum" is the formula as the paper prints it: alpha_sum = alpha b.
 optimizer = GramGaussNewton(model, lam=1.0, alpha=0.01, damping_convention="mean")
 
