@@ -155,7 +155,7 @@ CLOSED_FORMS: dict[str, Form] = {
 def hermite_series(
     derivative: Callable[[Tensor], Tensor], p: Tensor, c: Tensor, num_terms: int, num_nodes: int
 ) -> tuple[Tensor, float]:
-    """Return E[sigma'(u) sigma'(v)] [n, n] and the estimated error of its entries."""
+    """Return the matrix `E[sigma'(u) sigma'(v)]` and the estimated error of its entries, both of shape (n, n)."""
     coefficients, squares = _coefficients(derivative, p, num_terms, num_nodes)
     coarse, coarse_squares = _coefficients(derivative, p, num_terms, (num_nodes + 1) // 2)
     cosine = (c / (p[:, None] * p[None, :]).sqrt()).clamp(-1, 1)
