@@ -33,8 +33,8 @@ from gramgn.records import METRIC_COLUMNS
 PAGES = (
     "README.md",
     "CONTRIBUTING.md",
-    "outputs/results/README.md",
     *(f"docs/{path.name}" for path in sorted((REPOSITORY / "docs").glob("*.md"))),
+    "outputs/results/README.md",
 )
 TEXTS = {page: (REPOSITORY / page).read_text(encoding="utf-8") for page in PAGES}
 DOCS = "\n".join(TEXTS.values())
@@ -103,7 +103,8 @@ class Reader:
     def written_for_here(self, command: str) -> str:
         """Replace the placeholders of the documentation by what is here."""
         command = command.replace("/data/", f"{self.elsewhere}/")
-        return command.replace("outputs/runs/<run folder>", str(self.finished)) if "<" in command else command
+        command = command.replace("outputs/sweeps/mine", str(self.finished))
+        return command.replace("outputs/runs/<run folder>", str(self.finished))
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command line in bash, with ``python`` being this one."""
@@ -127,9 +128,9 @@ class Reader:
             words = [fewer.get(word, word) for word in words if not word.startswith("trainer=")]
             if not any(word.startswith("resume=") for word in words):
                 words.append("trainer=debug")
-        if "scripts/contact_sheet.py" in words:
+        if "scripts/contact_sheet.py" in words or "--check" in words and "dataset=rsna_synthetic" in words:
             words.append("dataset.num_images=160")
-        return " ".join(word if re.match(r"^[A-Z]+=", word) else shlex.quote(word) for word in words)
+        return " ".join(word if re.match(r"^[A-Z]+=|.*\*", word) else shlex.quote(word) for word in words)
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +169,13 @@ def small_demo(reader: Reader, command: str) -> None:
     assert {path.suffix for path in figures} == {".pdf", ".png"}
 
 
-def small_theory(reader: Reader, command: str) -> None:
-    """Minutes at its own scale: seconds at the smoke scale, with a statement and its number."""
-    plan_of_make(reader, "make theory")
-    done = reader.run("python scripts/theory.py --smoke")
+def helped(reader: Reader, command: str) -> None:
+    """Minutes, and tested in test_theory_studies.py: the command line knows the words."""
+    (script,) = re.findall(r"scripts/\w+\.py", command)
+    done = reader.run(f"python {script} --help")
     assert done.returncode == 0, done.stderr
-    assert "order of convergence" in done.stdout
+    for option in re.findall(r"--\w+", command):
+        assert option in done.stdout
 
 
 def default_environment(reader: Reader, command: str) -> None:
@@ -223,8 +225,8 @@ def upload_to_files(reader: Reader, command: str) -> None:
 
 
 def composed(reader: Reader, command: str) -> None:
-    """Published runs of minutes, much like other commands here: the configuration composes."""
-    done = reader.run(f"{reader.written_for_here(command)} --cfg job")
+    """Runs of minutes, much like other commands here: the configuration composes."""
+    done = reader.run(f"{reader.written_for_here(command).removesuffix(' --cfg job')} --cfg job")
     assert done.returncode == 0, done.stderr
     assert "optimizer:" in done.stdout
 
@@ -234,8 +236,8 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make demo PYTHON": plan_of_make,
     "make demo": small_demo,
     "make paper": chain_listed,
-    "make theory": small_theory,
-    "python scripts/theory.py": small_theory,
+    "python scripts/theory.py": helped,
+    "python train.py sweep=lambda_alpha": composed,
     "make ": plan_of_make,
     "source ": default_environment,
     "conda ": conda_file,
@@ -376,7 +378,7 @@ def test_every_option_that_is_named_exists() -> None:
     groups = "|".join(sorted({option.split(".")[0] for option in options}))
     for page, text in TEXTS.items():
         named = set(re.findall(rf"(?<![\w./`])`?((?:{groups})(?:\.[a-z_0-9]+)+)(?=[`= ,;])", text))
-        named -= {"dataset.unit", "optimizer.experimental_capture"}  # an entry of run.json, a method
+        named -= {"dataset.unit", "optimizer.experimental_capture", "hydra.launcher.n_jobs"}
         assert named <= options, (page, named - options)
     assert "optimizer.damping_convention" in options
 
