@@ -128,7 +128,7 @@ class Reader:
             words = [fewer.get(word, word) for word in words if not word.startswith("trainer=")]
             if not any(word.startswith("resume=") for word in words):
                 words.append("trainer=debug")
-        if "scripts/contact_sheet.py" in words or "--check" in words and "dataset=rsna_synthetic" in words:
+        if "scripts/contact_sheet.py" in words or ("--check" in words and "dataset=rsna_synthetic" in words):
             words.append("dataset.num_images=160")
         return " ".join(word if re.match(r"^[A-Z]+=|.*\*", word) else shlex.quote(word) for word in words)
 
