@@ -297,10 +297,10 @@ class Line:
     The penalty 1/2 wd |w|^2 is added to 1/2 |r|^2, so it has the same factor in the loss.
     """
 
-    def __init__(self, model: LinearModel, step: Step, loss: Loss, trial: Trial) -> None:
-        self.model, self.step, self.loss, self.trial = model, step, loss, trial
-        self._weight = loss.weight(len(model.r), model.J.num_samples)
-        self._linear, self._square = _penalty(model, step)
+    def __init__(self, trial: Trial, step: Step) -> None:
+        self.trial, self.step, self.model, self.loss = trial, step, trial.model, trial.loss
+        self._weight = self.loss.weight(len(self.model.r), self.model.J.num_samples)
+        self._linear, self._square = _penalty(self.model, step)
 
     @property
     def noise(self) -> float:

@@ -215,9 +215,7 @@ class GramGaussNewton(torch.optim.Optimizer):
             return propose(model, settings.with_alpha(self.param_groups), explicit=True)
 
         trial = Trial(closure, self._loss, model, before)
-        return self._acceptance.decide(
-            proposed, lambda step: Line(model, step, self._loss, trial), self.param_groups
-        )
+        return self._acceptance.decide(proposed, lambda step: Line(trial, step), self.param_groups)
 
     def _remember(self, model: LinearModel, outcome: Outcome) -> None:
         """Keep d for momentum. A step that was given up is forgotten: without it no damping would shorten d."""

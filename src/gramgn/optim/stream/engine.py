@@ -9,6 +9,7 @@ summed gradient of a weight.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,7 +45,6 @@ from gramgn.optim.stream.jacobian import (
     Jacobian,
     StreamLinearisation,
 )
-from gramgn.optim.stream.verify import Comparison
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -77,21 +77,15 @@ class StreamEngine:
         Networks for which the result would be wrong are rejected: samples interact, a parameter is read outside its
         module other than by adding or multiplying, or the input of a layer is changed in place.
         """
-        run = _InChunks if self.chunk_size is not None else _AtOnce
-        calculation = run(self, model, trained)
+        run = (_InChunks if self.chunk_size is not None else _AtOnce)(self, model, trained)
         try:
-            reading, num_samples = call_closure(model, closure, loss, calculation.forward)
-            with reduced_precision(self.jacobian_dtype, calculation.leaf.device):
-                jacobian = calculation.jacobian(reading)
+            reading, num_samples = call_closure(model, closure, loss, run.forward)
+            with run.reduced_precision():
+                jacobian = run.jacobian(reading)
         finally:
-            calculation.clear()
-        return StreamLinearisation(
-            reading=reading.detached(),
-            num_samples=num_samples,
-            eps=jacobian_eps(model, calculation.leaf.dtype, calculation.leaf.device, self.jacobian_dtype),
-            trained=trained,
-            jacobian=jacobian,
-        )
+            run.clear()
+        eps = jacobian_eps(model, run.leaf.dtype, run.leaf.device, self.jacobian_dtype)
+        return StreamLinearisation(reading.detached(), num_samples, eps, trained, jacobian)
 
     def samples_at_a_time(
         self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]
@@ -106,14 +100,6 @@ class StreamEngine:
             )
         return self._fitting[batch.size]
 
-    def comparison(
-        self, model: nn.Module, trained: Trained, backward: Backward, b: int, k: int, output: Tensor
-    ) -> Comparison | None:
-        """Return the comparison with autograd to make in this step, or None; see `Verifier.begin`."""
-        structure = (b, k, backward.structure(model))
-        eps = jacobian_eps(model, output.dtype, output.device, self.jacobian_dtype)
-        return self._memories.verifier.begin(structure, trained.params, b, k, eps)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the choices that were made by measuring."""
         return {
@@ -127,20 +113,68 @@ class StreamEngine:
         self._fitting = dict(state["samples_at_a_time"])
 
 
-class _AtOnce:
-    """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals."""
+class _Run:
+    """What the two ways of forming J in one step have in common; `leaf` is the output that the closure sees."""
+
+    leaf: Tensor
 
     def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
         self.engine, self.model, self.trained = engine, model, trained
-        self.backward = Backward(trained.params, engine._memories)
-        self.leaf: Tensor
+        self.memories = engine._memories
+        self.device = next(iter(trained.params.values())).device
+        self.backward = Backward(trained.params, self.memories)
+
+    def reduced_precision(self) -> AbstractContextManager[Any]:
+        """Return autocast to the engine's shorter format, if there is one."""
+        return reduced_precision(self.engine.jacobian_dtype, self.device)
+
+    def record(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Run the model's own forward, and record the calls of parameter owners for the backward pass."""
+        model, backward = self.model, self.backward
+        replaced = getattr(original, "__func__", None) is not type(model).forward
+        owners = find_owners(model, self.trained.params, replaced=replaced)
+        root = next((owner for owner in owners if owner.module is model), None)
+        with (
+            span("gramgn.forward"),
+            recorded_calls(owners, model, backward.calls, backward.receive),
+            self.reduced_precision(),
+        ):
+            if root is None:
+                output = original(*args, **kwargs)
+            else:
+                call = start_call(root, OwnForward(model, original), args, kwargs)
+                before = random_state(self.device)
+                output = end_call(call, original(*args, **kwargs), backward.receive)
+                call.random = drew_random_numbers(before, self.device)
+                backward.calls.append(call)
+        if not isinstance(output, Tensor):
+            raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
+        return output
+
+    def accumulator(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
+        """Return an empty sum, with the comparison to make in this step; see `Verifier.begin`."""
+        structure = (b, k, self.backward.structure(self.model))
+        eps = jacobian_eps(self.model, output.dtype, output.device, self.engine.jacobian_dtype)
+        comparison = self.memories.verifier.begin(structure, self.trained.params, b, k, eps)
+        return Accumulator(self.trained, b, k, self.memories.buffers, drop=drop, comparison=comparison)
+
+    def held(self, sums: Accumulator) -> HeldJacobian:
+        """Return J of complete sums, whose memory stays until the next step."""
+        self.memories.buffers.keep({name: held.rows for name, held in sums.held.items()})
+        return HeldJacobian(sums)
+
+    def clear(self) -> None:
+        """Release the graph."""
+        self.backward.clear()
+
+
+class _AtOnce(_Run):
+    """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals."""
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model. The closure receives its output detached from the graph."""
         batch = Batch(args, kwargs)
-        self.output = _recorded_forward(
-            self.engine, self.model, self.trained, self.backward, original, args, kwargs
-        )
+        self.output = self.record(original, args, kwargs)
         self.backward.start(self.output, batch.size)
         self.leaf = self.output.detach().requires_grad_()
         # A copy, so that a closure may change it in place.
@@ -150,117 +184,62 @@ class _AtOnce:
         """Run the backward pass."""
         slopes = slopes_of(reading, self.leaf, self.model)
         b, k, _ = slopes.shape
-        drop, memories = self.engine.low_memory, self.engine._memories
+        drop = self.engine.low_memory
         if drop and k > 1:
             raise ValueError(
                 f"low_memory needs one residual for each sample, got {k}: the blocks of all residuals would have "
                 "to be held at the same time; set low_memory=False"
             )
-        comparison = self.engine.comparison(self.model, self.trained, self.backward, b, k, self.leaf)
-        sums = Accumulator(self.trained, b, k, memories.buffers, drop=drop, comparison=comparison)
+        sums = self.accumulator(b, k, self.leaf, drop=drop)
         with torch.no_grad(), span("gramgn.backward"):
             self.backward.run(slopes, sums, keep_graph=drop)
             sums.finish()
-        if drop:
-            return GraphJacobian(sums.G, self.output, slopes, self.trained.params)
-        memories.buffers.keep({name: held.rows for name, held in sums.held.items()})
-        return HeldJacobian(sums)
-
-    def clear(self) -> None:
-        """Release the graph."""
-        self.backward.clear()
+        return GraphJacobian(sums.G, self.output, slopes, self.trained.params) if drop else self.held(sums)
 
 
-class _InChunks:
+class _InChunks(_Run):
     """Runs some samples at a time, forward and backward from the outputs, before the closure continues."""
-
-    def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
-        self.engine, self.model, self.trained = engine, model, trained
-        self.leaf: Tensor
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model and form the Jacobian of its outputs."""
-        batch, engine = Batch(args, kwargs), self.engine
-        outputs = []
+        batch, compared = Batch(args, kwargs), self.engine._compared
 
         def plain(arguments: Arguments) -> Tensor:
-            with reduced_precision(engine.jacobian_dtype, next(iter(self.trained.params.values())).device):
+            with self.reduced_precision():
                 return original(*arguments[0], **arguments[1])
 
-        step = engine.samples_at_a_time(batch, self.model, plain)
-        for start in range(0, batch.size, step):
-            outputs.append(self._chunk(original, batch, start, min(start + step, batch.size)))
+        step = self.engine.samples_at_a_time(batch, self.model, plain)
+        outputs = [
+            self._chunk(original, batch, start, min(start + step, batch.size))
+            for start in range(0, batch.size, step)
+        ]
         with torch.no_grad(), span("gramgn.backward"):
             self.sums.finish()
-        engine._memories.buffers.keep({name: held.rows for name, held in self.sums.held.items()})
+        self.of_outputs = self.held(self.sums)
         self.leaf = torch.cat(outputs).requires_grad_()
-        if step < batch.size and tuple(batch.batched) not in engine._compared:
+        if step < batch.size and tuple(batch.batched) not in compared:
             check_per_sample(self.model, lambda *a, **k: plain((a, k)), args, kwargs, self.leaf)
-            engine._compared.add(tuple(batch.batched))
+            compared.add(tuple(batch.batched))
         return self.leaf.clone(), batch.size
 
     def _chunk(self, original: Forward, batch: Batch, start: int, stop: int) -> Tensor:
         """Add the part of J of a range of samples, and return their outputs."""
-        backward = Backward(self.trained.params, self.engine._memories)
         args, kwargs = batch.chunk(start, stop)
         try:
-            output = _recorded_forward(
-                self.engine, self.model, self.trained, backward, original, args, kwargs
-            )
-            backward.start(output, stop - start)
+            output = self.record(original, args, kwargs)
+            self.backward.start(output, stop - start)
             flat = output.detach().reshape(stop - start, -1)
             q = flat.shape[1]
             if start == 0:
-                engine, b = self.engine, batch.size
-                comparison = engine.comparison(self.model, self.trained, backward, b, q, flat)
-                self.sums = Accumulator(self.trained, b, q, engine._memories.buffers, comparison=comparison)
+                self.sums = self.accumulator(batch.size, q, flat)
             slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
-            with (
-                torch.no_grad(),
-                span("gramgn.backward"),
-                reduced_precision(self.engine.jacobian_dtype, flat.device),
-            ):
-                backward.run(slopes, self.sums, start)
+            with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
+                self.backward.run(slopes, self.sums, start)
         finally:
-            backward.clear()
+            self.clear()
         return output.detach().reshape(stop - start, *output.shape[1:])
 
     def jacobian(self, reading: Reading) -> Jacobian:
         """Chain the derivative of the residuals to the Jacobian of the outputs."""
         slopes = slopes_of(reading, self.leaf, self.model)
-        return ChainedJacobian(HeldJacobian(self.sums), slopes.to(self.sums.G.device, torch.float64))
-
-    def clear(self) -> None:
-        """Do nothing: every chunk has released its graph."""
-
-
-def _recorded_forward(
-    engine: StreamEngine,
-    model: nn.Module,
-    trained: Trained,
-    backward: Backward,
-    original: Forward,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Tensor:
-    """Run the model's own forward, and record the calls of parameter owners in `backward`."""
-    replaced = getattr(original, "__func__", None) is not type(model).forward
-    owners = find_owners(model, trained.params, replaced=replaced)
-    root = next((owner for owner in owners if owner.module is model), None)
-    device = next(iter(trained.params.values())).device
-    with (
-        span("gramgn.forward"),
-        recorded_calls(owners, model, backward.calls, backward.receive),
-        reduced_precision(engine.jacobian_dtype, device),
-    ):
-        if root is None:
-            output = original(*args, **kwargs)
-        else:
-            call = start_call(root, OwnForward(model, original), args, kwargs)
-            before = random_state(device)
-            output = end_call(call, original(*args, **kwargs), backward.receive)
-            call.random = drew_random_numbers(before, device)
-            backward.calls.append(call)
-    if not isinstance(output, Tensor):
-        raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
-    return output
+        return ChainedJacobian(self.of_outputs, slopes.to(self.sums.G.device, torch.float64))

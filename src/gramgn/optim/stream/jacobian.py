@@ -1,13 +1,13 @@
 """The Jacobian as the streaming engine returns it: held as blocks, or recomputed through the graph.
 
-b samples, k residuals and q outputs per sample; rows of J are ordered by (sample, residual).
+b samples, k residuals and q outputs per sample; rows of J are ordered by (sample, residual). A `Jacobian` takes and
+returns vectors in parameter space as tensors by parameter name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,19 +18,6 @@ from gramgn.optim.losses import Reading
 from gramgn.optim.runtime import full_precision_products
 from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64, vector_times_rows
 from gramgn.optim.stream.blocks import weighted
-
-
-class Jacobian(Protocol):
-    """J, with vectors in parameter space given as tensors by parameter name."""
-
-    def gram(self) -> Tensor:
-        """Return G of each parameter group, [groups, n, n] in float64, exactly symmetric."""
-
-    def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """Return J d, [n] in float64."""
-
-    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
-        """Add J^T u, scaled per parameter, to `out` for u [n] in float64."""
 
 
 @dataclass(frozen=True)
@@ -192,3 +179,6 @@ class GraphJacobian:
             allow_unused=True,
         )
         return dict(zip(self.params, grads, strict=True))
+
+
+Jacobian = HeldJacobian | ChainedJacobian | GraphJacobian
