@@ -14,13 +14,13 @@ what:
 
 from gramgn.optim.acceptance import Armijo, LevenbergMarquardt
 from gramgn.optim.closure import Trained
-from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap, make_engine
+from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap
 from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
 from gramgn.optim.guards import note_device
 from gramgn.optim.info import StepInfo
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
-from gramgn.optim.runtime import float64_home, full_precision_products, is_out_of_memory, jacobian_eps
+from gramgn.optim.runtime import float64_home, is_out_of_memory, jacobian_eps
 from gramgn.optim.solve import Solution, SolveError, solve_system
 from gramgn.optim.vmap import VmapEngine
 
@@ -45,10 +45,8 @@ __all__ = [
     "Vmap",
     "VmapEngine",
     "float64_home",
-    "full_precision_products",
     "is_out_of_memory",
     "jacobian_eps",
-    "make_engine",
     "note_device",
     "solve_system",
 ]

@@ -203,12 +203,7 @@ def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
 
     Rejects residuals that depend on another sample's output, or on parameters other than through the outputs.
     """
-    slopes = _slopes(reading.differentiated, outputs, model)
-    return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes
-
-
-def _slopes(differentiated: Tensor, outputs: Tensor, model: nn.Module) -> Tensor:
-    r = differentiated.reshape(len(differentiated), -1)
+    r = reading.differentiated.reshape(len(reading.differentiated), -1)
     others = [param for param in model.parameters() if param.requires_grad]
     grads = [
         torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
@@ -222,7 +217,7 @@ def _slopes(differentiated: Tensor, outputs: Tensor, model: nn.Module) -> Tensor
     slopes = torch.stack([column[0].reshape(len(r), -1) for column in grads], dim=1)
     if not is_capturing():
         _check_own_sample(r, outputs, slopes)
-    return slopes
+    return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes
 
 
 def _check_own_sample(r: Tensor, outputs: Tensor, slopes: Tensor) -> None:

@@ -138,15 +138,6 @@ def _names(kind: type[Stream] | type[Vmap] | type[Loop]) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def make_engine(given: Any) -> Engine:
-    """Return an engine: by its name, its options, or a mapping of `name` and these.
-
-    Raises:
-        ValueError: The engine is unknown, a value is out of range, or the engine does not have an option.
-    """
-    return engine_options(given).build()
-
-
 class LoopEngine(Engine):
     """The oracle: forms J row by row from the graph of one ordinary forward pass.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.runtime import span
 from gramgn.optim.stream.accumulate import Accumulator
-from gramgn.optim.stream.blocks import Block, Blocks, Buffers, as_block
+from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
 from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
@@ -120,7 +121,8 @@ class Backward:
             return
         buffers = self._memories.buffers
         buffers.free(names[local] for local in call.active)
-        memory = RuleMemory(self._sums, buffers, self._memories.conv_paths, names)
+        of_weight = Memory(buffers, partial(self._sums.rows, names.get("weight", "")))
+        memory = RuleMemory(of_weight, self._memories.conv_paths)
         self._add(names, rule.blocks(module, x, grad, call.active, memory))
 
     def _add(self, names: Mapping[str, str], blocks: Blocks) -> None:

@@ -7,9 +7,8 @@ To add a rule for a module type, write one small function here and register it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import torch
@@ -19,11 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.blocks import (
     Block,
     Blocks,
-    Buffers,
     EmbeddingFactors,
     Factors,
     Layout,
@@ -36,16 +33,10 @@ from gramgn.optim.stream.conv import ConvPaths, padded_input
 
 @dataclass(frozen=True)
 class RuleMemory:
-    """Memory and choices for the blocks of one call of a module."""
+    """Memory for the block of a module's weight, and the choice of kernels for convolutions."""
 
-    accumulator: Accumulator
-    buffers: Buffers
+    weight: Memory
     conv_paths: ConvPaths
-    names: Mapping[str, str]  # maps names within the module to names in the model
-
-    def of(self, local: str) -> Memory:
-        """Return the memory for the block of one of the module's parameters."""
-        return Memory(self.buffers, partial(self.accumulator.rows, self.names[local]))
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], me
     b, num_inputs, num_outputs = len(A), A.shape[2], D.shape[2]
     blocks: dict[str, Tensor | Block] = {}
     if "weight" in names:
-        rows = memory.of("weight").rows(1, num_outputs * num_inputs, A)
+        rows = memory.weight.rows(1, num_outputs * num_inputs, A)
         torch.bmm(D.transpose(1, 2), A, out=rows[0].view(b, num_outputs, num_inputs))
         blocks["weight"] = Block(rows, Layout((num_outputs, num_inputs), (0, 1)))
     if "bias" in names:
@@ -137,7 +128,7 @@ def convolution(
         blocks["bias"] = grad.flatten(2).sum(dim=2)
     if "weight" in names:
         x, padding = padded_input(conv, x.to(grad.dtype))
-        blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.of("weight"))
+        blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.weight)
     return blocks
 
 
