@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +13,24 @@ import pytest
 from house import House, read_rows, read_run
 
 from gramgn.figures import (
-    Cost,
-    Epoch,
-    Setting,
     Theory,
-    TheoryRun,
     make_figures,
     read_runs,
     read_table,
     theory_claims,
+    theory_runs,
     theory_title,
 )
 from gramgn.records import runs, write_results
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "outputs" / "results"
-SETTING = Setting(
-    study="quadratic",
-    method="ggn",
-    order="cyclic",
-    dataset="sphere",
-    kind="synthetic",
-    activation="erf",
-    n=100,
-    d=20,
-    M=128,
-    b=100,
-    lam=1.0,
-    alpha=0.0,
-    seed=0,
-    epochs=3,
-    kernel_gap=0.5,
-    rho=0.0,
-)
+SETTING = {
+    **{"source": "", "sweep": "theory_quadratic", "state": "done", "began": "2026", "optimizer": "ggn"},
+    **{"order": "cyclic", "dataset": "sphere", "kind": "synthetic", "activation": "erf"},
+    **{"n": 100, "d": 20, "M": 128, "batch_size": "full", "lam": 1.0, "alpha_sum": 0.0, "seed": 0},
+    **{"kernel_gap": 0.5, "rho": 0.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +103,7 @@ def test_the_benchmark_of_costs_writes_such_a_file(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert list(pd.read_csv(path).columns) == list(pd.read_csv(RESULTS / "theory_cost.csv").columns)
-    assert {cost.b for cost in read_runs(tmp_path).theory.costs} == {4, 8}
+    assert set(read_runs(tmp_path).theory.costs.b) == {4, 8}
 
 
 def drawn_from(table: pd.DataFrame, folder: Path) -> tuple[list[str], list[str]]:
@@ -184,20 +168,29 @@ def test_one_run_of_any_numbers_is_drawn(
     assert not lines
 
 
+def run_of(residuals: list[float], *, every: int = 1, drift: float = 1.0, **setting: Any) -> pd.DataFrame:
+    """Return the rows of a run with given residuals, measured at every so many epochs."""
+    setting = SETTING | setting
+    epochs = [every * t for t in range(len(residuals))]
+    linear = [residuals[0] * setting["rho"] ** t for t in epochs]
+    measured = {"epoch": epochs, "residual": residuals, "linear_residual": linear, "epochs": epochs[-1]}
+    name = f"{setting['M']} {setting['seed']}"
+    return pd.DataFrame(measured).assign(run=name, drift_J=drift, drift_G=drift, **setting)
+
+
+def theory_of(*runs: pd.DataFrame) -> Theory:
+    """Return what a study of some runs measured."""
+    lines: list[str] = []
+    theory = Theory(theory_runs(pd.concat(runs, ignore_index=True), lines.append))
+    assert not lines
+    return theory
+
+
 def test_title_states_the_data() -> None:
-    run = run_of(SETTING, [0.9, 0.3, 0.03])
-    assert theory_title(Theory((run,))) == "The theory: SYNTHETIC sphere"
-    real = run_of(replace(SETTING, kind="real", dataset="digits"), [0.9, 0.3, 0.03])
-    assert theory_title(Theory((real,))) == "The theory: digits (real)"
-
-
-def run_of(setting: Setting, residuals: list[float], *, drift: float = 1.0) -> TheoryRun:
-    """Return a run with given residuals."""
-    epochs = [
-        Epoch(t, value, None if setting.rho is None else residuals[0] * setting.rho**t, drift, drift)
-        for t, value in enumerate(residuals)
-    ]
-    return TheoryRun(replace(setting, epochs=len(residuals) - 1), tuple(epochs))
+    residuals = [0.9, 0.3, 0.03]
+    assert theory_title(theory_of(run_of(residuals))) == "The theory: SYNTHETIC sphere"
+    real = theory_of(run_of(residuals, kind="real", dataset="digits"))
+    assert theory_title(real) == "The theory: digits (real)"
 
 
 def quadratic_runs(power: float, slope: float) -> Theory:
@@ -205,12 +198,12 @@ def quadratic_runs(power: float, slope: float) -> Theory:
     runs = []
     for seed in range(3):
         for M in (128, 512, 2048):
+            fall = (M / 128) ** slope
             residuals = [0.9]
             for _ in range(4):
-                residuals.append(0.8 * (M / 128) ** slope * residuals[-1] ** power)
-            setting = replace(SETTING, M=M, seed=seed, kernel_gap=(M / 128) ** slope)
-            runs.append(run_of(setting, residuals, drift=(M / 128) ** slope))
-    return Theory(tuple(runs))
+                residuals.append(0.8 * fall * residuals[-1] ** power)
+            runs.append(run_of(residuals, M=M, seed=seed, kernel_gap=fall, drift=fall))
+    return theory_of(*runs)
 
 
 @pytest.mark.parametrize(
@@ -239,48 +232,30 @@ def test_verdicts_about_the_full_batch(power: float, slope: float, expected: dic
 
 @pytest.mark.parametrize(("c", "verdict"), [(0.8, "yes"), (0.805, "yes"), (0.75, "no"), (0.85, "no")])
 def test_verdicts_about_mini_batches(c: float, verdict: str) -> None:
-    setting = replace(SETTING, study="cyclic", b=20, rho=0.8)
-    theory = Theory(
-        tuple(run_of(replace(setting, seed=seed), [3 * c**t for t in range(40)]) for seed in range(3))
-    )
+    cyclic: dict[str, Any] = {"sweep": "theory_cyclic", "batch_size": 20, "rho": 0.8}
+    theory = theory_of(*(run_of([3 * c**t for t in range(40)], seed=seed, **cyclic) for seed in range(3)))
     claim = {claim.key: claim for claim in theory_claims(theory)}["contraction"]
     assert claim.verdict == verdict
     assert claim.measurements[0].median == pytest.approx((1 - c) / 0.2 - 1, abs=1e-9)
 
 
 def test_contraction_counts_epochs_not_rows() -> None:
-    setting = replace(SETTING, study="cyclic", b=20, rho=0.9, epochs=30)
-    epochs = tuple(Epoch(t, 0.9**t, 0.9**t, 1.0, 1.0) for t in range(0, 31, 3))
-    run = TheoryRun(setting, epochs)
-    assert run.contraction == pytest.approx(0.9)
-    assert run.linear_contraction == pytest.approx(0.9)
+    residuals = [0.9**t for t in range(0, 31, 3)]
+    theory = theory_of(run_of(residuals, every=3, sweep="theory_cyclic", batch_size=20, rho=0.9))
+    assert theory.runs.c.item() == pytest.approx(0.9)
+    assert theory.runs.c_A.item() == pytest.approx(0.9)
 
 
 def test_fitted_costs() -> None:
     """Exponents of made-up times come out as they were put in."""
-    costs = tuple(
-        Cost(
-            network=name,
-            pixels=32,
-            b=b,
-            m=m,
-            round=turn,
-            step_s=1.0,
-            forward_s=b * 1e-4,
-            backward_s=b * 1e-4,
-            blocks_s=b * 1e-4,
-            gram_s=1e-12 * b**2 * m,
-            solve_s=1e-9 * b**3,
-            update_s=1e-4,
-            sgd_s=2e-4 * b,
-            forward_ops=1.0,
-            gram_ops=1.0,
-            solve_ops=1.0,
-            device="a processor",
-        )
-        for turn in (1, 2)
-        for name, m, b in [("resnet32", 400_000, b) for b in (16, 64, 128)] + [("resnet8", 80_000, 128)]
+    shapes = [("resnet32", 400_000, b) for b in (16, 64, 128)] + [("resnet8", 80_000, 128)]
+    costs = pd.DataFrame(
+        [(name, m, b, turn) for turn in (1, 2) for name, m, b in shapes],
+        columns=["network", "m", "b", "round"],
     )
+    b, m = costs.b, costs.m
+    costs = costs.assign(pixels=32, step_s=1.0, forward_s=b * 1e-4, backward_s=b * 1e-4, blocks_s=b * 1e-4)
+    costs = costs.assign(gram_s=1e-12 * b**2 * m, solve_s=1e-9 * b**3, sgd_s=2e-4 * b)
     claims = {claim.key: claim for claim in theory_claims(Theory(costs=costs))}
     medians = {each.name: each.median for each in claims["exponents"].measurements}
     assert medians["exponent of b in the time of (A), forward and per-sample backward"] == pytest.approx(1)

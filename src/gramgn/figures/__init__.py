@@ -7,34 +7,31 @@
 `gramgn.figures.panels` states which runs belong to which panel of the paper.
 """
 
-from gramgn.figures.build import THEORY, Drawing, drawings, make_figures
+from gramgn.figures.build import drawings, make_figures
 from gramgn.figures.claims import Claim, Measurement, claims, claims_table, claims_text
 from gramgn.figures.curves import Comparison, Curve
+from gramgn.figures.drawing import THEORY, Drawing
 from gramgn.figures.grid import Grid, GridCell
 from gramgn.figures.panels import PANELS, FigureSet, Panel, figure_sets
 from gramgn.figures.sources import Shown, read_runs, read_table
 from gramgn.figures.style import house_style
 from gramgn.figures.summary import summary_table
-from gramgn.figures.theory import Cost, Epoch, Setting, Theory, TheoryRun, theory_claims, theory_title
+from gramgn.figures.theory import Theory, theory_claims, theory_runs, theory_title
 
 __all__ = [
     "PANELS",
     "THEORY",
     "Claim",
     "Comparison",
-    "Cost",
     "Curve",
     "Drawing",
-    "Epoch",
     "FigureSet",
     "Grid",
     "GridCell",
     "Measurement",
     "Panel",
-    "Setting",
     "Shown",
     "Theory",
-    "TheoryRun",
     "claims",
     "claims_table",
     "claims_text",
@@ -46,5 +43,6 @@ __all__ = [
     "read_table",
     "summary_table",
     "theory_claims",
+    "theory_runs",
     "theory_title",
 ]

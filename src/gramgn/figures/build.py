@@ -2,81 +2,25 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from gramgn.errors import InputError
 from gramgn.figures.curves import Comparison, compare
 from gramgn.figures.draw import ERRORS, LOSSES, draw_comparison, draw_panel
+from gramgn.figures.drawing import Drawing
 from gramgn.figures.grid import Grid
 from gramgn.figures.heatmap import draw_grid
 from gramgn.figures.page import draw_page
 from gramgn.figures.panels import FigureSet, Panel, figure_sets, other_grids
 from gramgn.figures.sources import Shown
-from gramgn.figures.style import house_style
 from gramgn.figures.theory import theory_figures
 from gramgn.progress import say
 from gramgn.records import ENDED, write_atomic
 
 FORMATS = ("pdf", "png")
-THEORY = "theory"
-"""The figure set of the theory's figures."""
-_PNG_DPI = 200
-# Without these entries a file does not state when and by which version it was made: same data, same bytes.
-_METADATA: dict[str, dict[str, None]] = {
-    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
-    "png": {"Software": None},
-    "svg": {"Date": None, "Creator": None},
-}
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that can be drawn.
-
-    Attributes:
-        stem: Its file name without ending, e.g. `"fig1a-synthetic-laptop"`.
-        title: What it shows, in words.
-        panel: The paper's panel; None for the page and for comparisons.
-        figure_set: Name of its figure set, `"theory"` for the theory's; None for comparisons.
-        draw: Draws it; returns None if there is nothing to show.
-        alt: For the theory's figures, the same in words for readers who cannot see it.
-        grid: What it shows, if it is a heatmap.
-    """
-
-    stem: str
-    title: str
-    panel: Panel | None
-    figure_set: str | None
-    draw: Callable[[], Figure | None]
-    alt: str = ""
-    grid: Grid | None = None
-
-    def render(self, *extensions: str) -> dict[str, bytes]:
-        """Draw once and return the content of files, the same bytes each time on one machine.
-
-        Args:
-            *extensions: `"pdf"`, `"png"` or `"svg"`.
-
-        Returns:
-            The bytes by extension; empty if there is nothing to show.
-        """
-        with house_style(math=self.figure_set == THEORY):
-            figure = self.draw()
-            if figure is None:
-                return {}
-            # Laid out once, at the pixels of the PNG, not for each file as savefig does: that would double the time.
-            figure.set_dpi(_PNG_DPI)
-            figure.draw_without_rendering()
-            figure.set_layout_engine("none")
-            return {extension: _content(figure, extension) for extension in extensions}
 
 
 def drawings(shown: Shown, *, report: Callable[[str], None] = say) -> list[Drawing]:
@@ -97,10 +41,7 @@ def drawings(shown: Shown, *, report: Callable[[str], None] = say) -> list[Drawi
         found.append(_of_comparison(legible, "loss", LOSSES))
         found.append(_of_comparison(legible, "error", ERRORS))
     found += [_of_grid(stem, grid) for stem, grid in other_grids(rest)]
-    for figure in theory_figures(shown.theory):
-        title = f"{figure.number}: {figure.title}"
-        found.append(Drawing(figure.stem, title, None, THEORY, figure.draw, figure.alt))
-    return found
+    return [*found, *theory_figures(shown.theory)]
 
 
 def make_figures(shown: Shown, out: Path, *, report: Callable[[str], None] = say) -> list[Path]:
@@ -159,18 +100,6 @@ def _of_comparison(comparison: Comparison, kind: str, columns: tuple[str, ...]) 
     return Drawing(
         f"{kind}-{comparison.stem}", title, None, None, lambda: draw_comparison(comparison, columns)
     )
-
-
-def _content(figure: Figure, extension: str) -> bytes:
-    content, metadata = io.BytesIO(), _METADATA[extension]
-    if extension == "png":
-        figure.set_dpi(_PNG_DPI)
-        FigureCanvasAgg(figure).print_png(content, metadata=metadata)
-    elif extension == "pdf":
-        FigureCanvasPdf(figure).print_pdf(content, metadata=metadata)
-    else:
-        FigureCanvasSVG(figure).print_svg(content, metadata=metadata)
-    return content.getvalue()
 
 
 def _check_writable(out: Path) -> None:

@@ -12,7 +12,7 @@ import pandas as pd
 from gramgn.errors import InputError, counted
 from gramgn.figures.panels import figure_sets
 from gramgn.figures.select import drawable
-from gramgn.figures.theory import COST_FILE, Theory, is_cost_file, is_of_study, read_costs, runs_of_theory
+from gramgn.figures.theory import COST_FILE, Theory, is_cost_file, is_of_study, read_costs, theory_runs
 from gramgn.progress import say
 from gramgn.records import ENDED, runs
 
@@ -79,8 +79,10 @@ def read_table(
     costs = [path for path in paths if path.suffix == ".csv" and is_cost_file(path)]
     costs += [file for path in paths if (file := path / "theory" / COST_FILE).is_file()]
     table = runs(*(path for path in paths if path not in costs), waiting=True, report=report)
-    measured = tuple(cost for path in dict.fromkeys(costs) for cost in read_costs(path))
-    theory = Theory(runs_of_theory(table, report), measured)
+    measured = [read_costs(path) for path in dict.fromkeys(costs)]
+    theory = Theory(
+        theory_runs(table, report), *([pd.concat(measured, ignore_index=True)] if measured else [])
+    )
     others = table[~is_of_study(table)]
     return table, Shown(drawable(others, report), theory)
 

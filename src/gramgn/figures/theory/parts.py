@@ -1,20 +1,20 @@
-"""What the theory's figures are drawn with: bands, sizes with bars, axes, guides, titles."""
+"""Elements of the theory's figures: bands, sizes with bars, axes, guides, titles."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from gramgn.errors import counted
 from gramgn.figures.style import LineStyle, as_words
-from gramgn.figures.theory.records import TheoryRun
 
 WIDTH, HEIGHT = 6.9, 3.1
 GUIDE: dict[str, Any] = {"color": "#777777", "linewidth": 0.9, "linestyle": (0, (1, 1.5)), "zorder": 1.5}
@@ -22,16 +22,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1.2), (4, 1.2, 1, 1.2), (7, 2))
 
 
-def title_of(number: str, what: str, runs: Sequence[TheoryRun]) -> str:
+def title_of(number: str, what: str, runs: pd.DataFrame) -> str:
     """Return one line: number, what is shown, data and whether they are synthetic, sizes, seeds."""
-    first = runs[0].setting
+    first = runs.iloc[0]
     kind = "SYNTHETIC " if first.kind == "synthetic" else ""
-    seeds = counted(len({run.setting.seed for run in runs}), "seed")
     shape = f"n = {first.n}, d = {first.d}, {as_words(first.activation)}, float64"
+    seeds = counted(runs.seed.nunique(), "seed")
     return f"{number}  {what}; {kind}{as_words(first.dataset)}, {shape}; {seeds}"
 
 
-def two_panels(number: str, what: str, runs: Sequence[TheoryRun]) -> tuple[Figure, tuple[Axes, Axes]]:
+def two_panels(number: str, what: str, runs: pd.DataFrame) -> tuple[Figure, tuple[Axes, Axes]]:
     """Return a figure of two panels with its title."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
     figure.suptitle(title_of(number, what, runs), fontsize=8)
@@ -39,9 +39,15 @@ def two_panels(number: str, what: str, runs: Sequence[TheoryRun]) -> tuple[Figur
     return figure, (left, right)
 
 
+def residuals_of(runs: pd.DataFrame, *, relative: bool = False) -> np.ndarray:
+    """Return |f - y| of runs that were measured at the same epochs, [runs, epochs], or its ratio to the first."""
+    residuals = np.array(runs.residual.tolist())
+    return residuals / residuals[:, :1] if relative else residuals
+
+
 def band(
     axes: Axes,
-    runs: Sequence[TheoryRun],
+    runs: pd.DataFrame,
     *,
     color: str,
     marker: str,
@@ -51,12 +57,10 @@ def band(
     width: float = 1.3,
 ) -> None:
     """Draw the median residual over seeds with a band from the least to the greatest."""
-    epochs = [each.epoch for each in runs[0].epochs]
-    scaled = [[value / run.residuals[0] if relative else value for value in run.residuals] for run in runs]
-    columns = list(zip(*scaled, strict=True))
+    epochs, residuals = runs.epoch.iloc[0], residuals_of(runs, relative=relative)
     axes.plot(
         epochs,
-        [statistics.median(column) for column in columns],
+        np.median(residuals, axis=0),
         color=color,
         linestyle=LineStyle(color, dashes).pattern,
         linewidth=width,
@@ -65,29 +69,27 @@ def band(
         label=label or None,
         zorder=3,
     )
-    low, high = [min(column) for column in columns], [max(column) for column in columns]
+    low, high = residuals.min(axis=0), residuals.max(axis=0)
     axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0, zorder=2)
 
 
 def sizes_with_bars(
     axes: Axes,
-    points: Mapping[float, Sequence[float]],
+    sizes: pd.Series,
+    values: pd.Series,
     color: str,
     marker: str,
     label: str,
     dashes: tuple[float, ...] = (),
 ) -> None:
-    """Draw medians against a size with bars from the least to the greatest."""
-    if not points:
+    """Draw medians against a size with bars from the least to the greatest; missing values take no part."""
+    points = values.dropna().groupby(sizes).agg(["median", "min", "max"])
+    if points.empty:
         return
-    sizes = sorted(points)
-    medians = [statistics.median(points[size]) for size in sizes]
-    below = [median - min(points[size]) for size, median in zip(sizes, medians, strict=True)]
-    above = [max(points[size]) - median for size, median in zip(sizes, medians, strict=True)]
     axes.errorbar(
-        sizes,
-        medians,
-        yerr=[below, above],
+        points.index,
+        points["median"],
+        yerr=[points["median"] - points["min"], points["max"] - points["median"]],
         color=color,
         marker=marker,
         markersize=3.5,
