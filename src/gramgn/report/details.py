@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pandas as pd
 
 from gramgn.report.run_table import ReportRun, number_text
 
@@ -22,8 +23,8 @@ _COUNTS = {
 }
 
 
-class UsualSettings:
-    """What most runs of the page have, by group and choice.
+def compared_settings(runs: Iterable[ReportRun]) -> pd.DataFrame:
+    """Return the settings of all runs next to the usual ones.
 
     The `conf/` of today need not be the one a run was made with, so a run is compared with the others on the page: for
     each key with the value that most runs with the same choice have; among equally frequent ones with that of the
@@ -31,34 +32,24 @@ class UsualSettings:
 
     Args:
         runs: All runs of the page, in order.
+
+    Returns:
+        A row per run and key: `run` (its name), `choice` (e.g. `"optimizer=ggn"`, or `"general"`), `key`, `value` and
+        `usual` as texts.
     """
-
-    def __init__(self, runs: Iterable[ReportRun]) -> None:
-        self.num_runs: Counter[str] = Counter()
-        counts: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
-        for run in runs:
-            self.num_runs.update({_choice(run, key) for key in run.settings})
-            for key, value in run.settings.items():
-                counts[_choice(run, key)][key][_text(value)] += 1
-        # Of equally frequent values, most_common returns the first one counted.
-        self.values = {
-            choice: {key: found.most_common(1)[0][0] for key, found in counts[choice].items()}
-            for choice in sorted(counts, key=lambda choice: (choice != "general", choice))
-        }
-
-    def differences(self, run: ReportRun) -> list[tuple[str, str, str]]:
-        """Return key, value and usual value of the settings in which a run is not as usual."""
-        usual = {key: self.values[_choice(run, key)][key] for key in run.settings}
-        pairs = ((key, _text(value)) for key, value in run.settings.items())
-        return [(key, value, usual[key]) for key, value in pairs if value != usual[key]]
+    rows = [
+        (run.name, _choice(run, key), key, _text(value))
+        for run in runs
+        for key, value in run.settings.items()
+    ]
+    found = pd.DataFrame(rows, columns=["run", "choice", "key", "value"])
+    # Of equally frequent values, idxmax returns the first one counted.
+    usual = found.groupby(["choice", "key"]).value
+    return found.assign(usual=usual.transform(lambda values: values.value_counts(sort=False).idxmax()))
 
 
 def sections(run: ReportRun) -> dict[str, dict[str, str]]:
-    """Return headings with names and values about a run; what is not known is left out.
-
-    Args:
-        run: The run.
-    """
+    """Return headings with names and values about a run; what is not known is left out."""
     record = run.record
     starts = record.get("starts") or []
     dirty = {True: "yes: files differed from the commit", False: "no"}.get(_at(record, "git", "dirty"))
@@ -74,7 +65,8 @@ def sections(run: ReportRun) -> dict[str, dict[str, str]]:
             "git commit": _at(record, "git", "commit") or run.value("git"),
             "uncommitted changes": dirty or _at(record, "git", "note"),
             "hash of the changes": _at(record, "git", "diff_sha256") or run.value("git_diff"),
-            "versions": _pairs(record.get("versions"), " ") or _prefixed("torch", run.value("torch")),
+            "versions": _pairs(record.get("versions"), " ")
+            or (f"torch {run.value('torch')}" if run.value("torch") else None),
             "device": " · ".join(filter(None, (run.value("device"), run.value("device_kind")))),
             "CPU threads": run.value("threads"),
             "precision": _pairs(record.get("precision"), " "),
@@ -129,7 +121,3 @@ def _pairs(found: Any, between: str) -> str | None:
     if not isinstance(found, Mapping):
         return None
     return ", ".join(f"{name}{between}{_text(value)}" for name, value in found.items() if value is not None)
-
-
-def _prefixed(name: str, value: str | None) -> str | None:
-    return f"{name} {value}" if value else None

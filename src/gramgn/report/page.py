@@ -18,6 +18,7 @@ from gramgn.errors import InputError
 from gramgn.figures import (
     PANELS,
     THEORY,
+    Drawing,
     FigureSet,
     Shown,
     claims,
@@ -29,9 +30,8 @@ from gramgn.figures import (
 )
 from gramgn.progress import say
 from gramgn.records import write_atomic
-from gramgn.report.alt import alt_text
-from gramgn.report.details import UsualSettings, sections
-from gramgn.report.run_table import NOTHING, ReportRun, columns, number_text
+from gramgn.report.details import compared_settings, sections
+from gramgn.report.run_table import COLUMNS, NOTHING, NUM_PRINTED, ReportRun, number_text, run_values
 
 
 def make_report(*sources: str | os.PathLike[str], out: Path, report: Callable[[str], None] = say) -> Path:
@@ -67,8 +67,7 @@ def make_report(*sources: str | os.PathLike[str], out: Path, report: Callable[[s
             f"cannot make the folder {out.parent.absolute()}: {error.strerror or error}"
         ) from error
     sets, _ = figure_sets(shown.rows)
-    usual = UsualSettings(found)
-    shown_columns = columns()
+    compared = compared_settings(found)
     text = _template().render(
         # Our own files: the only two texts that are not escaped.
         style=Markup(_own_file("style.css")),
@@ -82,9 +81,11 @@ def make_report(*sources: str | os.PathLike[str], out: Path, report: Callable[[s
         pictures=_pictures(sets, shown, left_out),
         problems=[run for run in found if run.reason],
         left_out=[_relative(line, paths) for line in left_out],
-        columns=shown_columns,
-        rows=[(run, [column.value(run) for column in shown_columns]) for run in found],
-        usual=usual,
+        columns=COLUMNS,
+        num_printed=NUM_PRINTED,
+        rows=list(zip(found, run_values(table).itertuples(index=False), strict=True)),
+        usual=_usual(compared),
+        unusual=dict(list(compared[compared.value != compared.usual].groupby("run"))),
         sections=sections,
         number=number_text,
         nothing=NOTHING,
@@ -93,6 +94,15 @@ def make_report(*sources: str | os.PathLike[str], out: Path, report: Callable[[s
     write_atomic(out, text.encode("utf-8", errors="replace"))
     report(f"{len(found)} runs, {sum(run.reason is not None for run in found)} of them did not end well")
     return out
+
+
+def _usual(compared: pd.DataFrame) -> list[tuple[str, int, dict[str, str]]]:
+    """Return choices, the number of runs with each, and the usual values by key; what all runs have comes first."""
+    found = [
+        (str(choice), own.run.nunique(), dict(zip(own.key, own.usual, strict=True)))
+        for choice, own in compared.groupby("choice")
+    ]
+    return sorted(found, key=lambda usual: usual[0] != "general")
 
 
 def _overview(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -120,50 +130,74 @@ def _claims(sets: list[FigureSet], shown: Shown) -> list[dict[str, Any]]:
 
 def _pictures(sets: list[FigureSet], shown: Shown, left_out: list[str]) -> list[dict[str, Any]]:
     """Return the figures in groups: those of the paper set by set, the theory's, the comparisons of other runs."""
+    groups = {figures.name: {"title": figures.title, "missing": _missing(figures)} for figures in sets}
+    groups |= {THEORY: {"title": "The theory"}, "": {"title": "Comparisons of other runs"}}
     by_name = {figures.name: figures for figures in sets}
-    groups: dict[str | None, str] = {figures.name: figures.title for figures in sets}
-    groups |= {THEORY: "The theory", None: "Comparisons of other runs"}
-    found: dict[str | None, list[dict[str, Any]]] = {name: [] for name in groups}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in groups}
     for drawing in drawings(shown, report=left_out.append):
         content = drawing.render("png").get("png")
         if content is None:
             continue
         # The first chunk of every PNG states its size: with it, the page does not jump while it loads.
         width, height = struct.unpack(">II", content[16:24])
-        figures = by_name.get(drawing.figure_set or "")
+        set_name = drawing.figure_set or ""
         axis = ""
         if drawing.panel is not None and drawing.grid is None:
             axis = ", against training time" if drawing.panel.against_time else ", against epochs"
-        found[drawing.figure_set].append(
+        found[set_name].append(
             {
                 "name": drawing.stem,
                 "title": drawing.title + axis,
-                "alt": alt_text(drawing, figures),
+                "alt": _alt_text(drawing, by_name.get(set_name), axis),
                 "source": "data:image/png;base64," + base64.b64encode(content).decode(),
                 "width": width,
                 "height": height,
-                "is_whole": drawing.figure_set == THEORY or drawing.stem.startswith("paper-"),
+                "is_whole": set_name == THEORY or drawing.stem.startswith("paper-"),
             }
         )
     return [
-        {
-            "title": title,
-            "pictures": found[name],
-            "missing": _missing(by_name[name]) if name in by_name else [],
-        }
-        for name, title in groups.items()
-        if found[name]
+        {"missing": [], **group, "pictures": found[name]} for name, group in groups.items() if found[name]
     ]
+
+
+def _alt_text(drawing: Drawing, figures: FigureSet | None, axis: str) -> str:
+    """Return what a figure shows in words, for readers who cannot see it."""
+    if drawing.grid is not None:
+        grid = drawing.grid
+        losses = {pair: cell.loss for pair, cell in grid.cells.items() if cell.loss is not None}
+        text = (
+            f"Heat map of the training loss at epoch {grid.epoch}, lighter is higher: lambda from {grid.lams[0]:g} to "
+            f"{grid.lams[-1]:g}, alpha from {grid.alphas[0]:g} to {grid.alphas[-1]:g} ({grid.convention} convention)."
+        )
+        if losses:
+            lam, alpha = min(losses, key=lambda pair: losses[pair])
+            text += (
+                f" The least loss is {number_text(losses[lam, alpha])} at lambda {lam:g}, alpha {alpha:g}."
+            )
+        return text
+    if drawing.panel is not None and figures is not None:
+        column, ends = drawing.panel.column, []
+        for curve in figures.curves[drawing.panel.family].curves:
+            last = curve.points(column)["median"].tail(1)
+            ends += [f"{curve.legend} ends at {number_text(value)}" for value in last]
+        name = {"train_loss": "training loss", "test_loss": "test loss"}[column]
+        return f"Lines of the {name}{axis.strip(',')}, logarithmic: {'; '.join(ends)}."
+    if figures is not None:
+        return "The figures above, together on one page."
+    return (
+        drawing.alt
+        or f"{drawing.title}: lines against training time on the left, against epochs on the right."
+    )
 
 
 def _missing(figures: FigureSet) -> list[str]:
     """Return how the panels without a run are made."""
-    commands: dict[str, list[str]] = {}
+    commands: dict[str, dict[str, None]] = {}
     for panel in PANELS:
         if panel not in figures.panels:
-            commands.setdefault(panel.command, []).append(panel.number)
+            commands.setdefault(panel.command, {})[panel.number] = None
     return [
-        f"Figure {', '.join(dict.fromkeys(numbers))}: no finished run; {command} makes one"
+        f"Figure {', '.join(numbers)}: no finished run; {command} makes one"
         for command, numbers in commands.items()
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,22 +12,56 @@ from typing import Any
 import pandas as pd
 
 from gramgn.errors import InputError
-from gramgn.records import SETTING_COLUMNS, WAITING, RunFolder, flat
+from gramgn.records import METRIC_NAMES, SETTING_COLUMNS, WAITING, RunFolder, flat
 
 NOTHING = "–"
 _REASONS = {
     "running": "not finished: still running, or killed",
     WAITING: "not begun; rerun the sweep's command",
 }
+_BEST = "in the epoch with the least val_loss"
+_LAST = "the last one recorded"
+COLUMNS = (
+    ("state", "state", "done, diverged, failed, interrupted, running or waiting"),
+    ("optimizer", "optimizer", "conf/optimizer"),
+    ("model", "model", "conf/model"),
+    ("λ", "lam", "lam"),
+    ("α", "alpha", "alpha, in the configured convention"),
+    ("lr", "lr", "learning rate (scales the step of GGN)"),
+    ("seed", "seed", "seed of weights and data order"),
+    ("epoch", "last epoch", "last epoch recorded"),
+    ("of", "epochs", "epochs planned"),
+    ("train loss", "last train_loss", f"train_loss, {_LAST}"),
+    ("val loss", "last val_loss", f"val_loss, {_LAST}"),
+    ("test loss", "last test_loss", f"test_loss, {_LAST}"),
+    ("test MAE", "last test_mae", f"test_mae, {_LAST}"),
+    ("unit", "unit", "unit of the mean absolute error"),
+    ("best epoch", "best epoch", "the epoch with the least val_loss"),
+    ("best val loss", "best val_loss", f"val_loss {_BEST}"),
+    ("best test loss", "best test_loss", f"test_loss {_BEST}"),
+    ("best test MAE", "best test_mae", f"test_mae {_BEST}"),
+    ("data", "data", "data set; SYNTHETIC marks a synthetic one"),
+    ("scale", "scale", "conf/trainer"),
+    ("experiment", "experiment", "conf/experiment"),
+    ("sweep", "sweep", "conf/sweep"),
+    ("convention", "damping_convention", "convention of alpha"),
+    ("α sum", "alpha_sum", "effective alpha relative to the sum J Jᵀ"),
+    ("momentum", "momentum", "SGD's, or mu of SPRING"),
+    ("b", "batch_size", "batch size"),
+    ("train s", "last train_s", "seconds of training only"),
+    ("s/epoch", "seconds per epoch", "seconds of training per epoch"),
+    ("peak MiB", "peak", "peak memory"),
+    ("device", "device", "where it was trained"),
+    ("threads", "threads", "CPU threads"),
+)
+"""Heading, column of `run_values`, what its values are; what is looked at most comes first."""
+NUM_PRINTED = 18
+"""The first columns, which are on paper, too: it is narrower than the table."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReportRun:
-    """One run as the page shows it.
-
-    Attributes:
-        rows: Its rows of the table of runs.
-    """
+    """One run as the page shows it: its rows of the table of runs."""
 
     rows: pd.DataFrame
 
@@ -53,7 +87,8 @@ class ReportRun:
             return None
         error = self.value("error")
         if not error and self.state == "diverged":
-            return f"non-finite loss or step after epoch {self.last('epoch') or 0:.0f}"
+            last = self.rows.epoch.max()
+            return f"non-finite loss or step after epoch {0 if pd.isna(last) else last:.0f}"
         return error or _REASONS.get(self.state, "no reason was recorded")
 
     @cached_property
@@ -80,88 +115,23 @@ class ReportRun:
             return None
         return value.item() if hasattr(value, "item") else value
 
-    def last(self, column: str) -> Any:
-        """Return the last recorded value of a metric; None if there is none."""
-        values = self.rows[column].dropna()
-        return values.iloc[-1] if len(values) else None
 
-    def best(self, column: str) -> Any:
-        """Return a metric in the epoch with the least validation loss; None if there is none."""
-        rows = self.rows[self.rows.val_loss.abs() < math.inf].sort_values("val_loss", kind="stable")
-        value = rows[column].iloc[0] if len(rows) else None
-        return None if pd.isna(value) else value
+def run_values(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the values of `COLUMNS` with a row per run, sorted by run; None where there is no value.
 
-
-@dataclass(frozen=True)
-class RunColumn:
-    """One column of the table.
-
-    Attributes:
-        title: Its heading.
-        explains: What its values are.
-        value: From a run to the value; None if there is none.
-        is_printed: Whether it is on paper, too, which is narrower than the table.
+    Args:
+        table: A row per run and epoch, of `gramgn.records.runs`.
     """
-
-    title: str
-    explains: str
-    value: Callable[[ReportRun], Any]
-    is_printed: bool = True
-
-
-def columns() -> list[RunColumn]:
-    """Return the columns after the first one, which is the run's folder; what is looked at most comes first."""
-
-    def plain(title: str, name: str, explains: str) -> RunColumn:
-        return RunColumn(title, explains, lambda run: run.value(name))
-
-    def last(title: str, name: str, explains: str = "") -> RunColumn:
-        return RunColumn(title, explains or f"{name}, the last one recorded", lambda run: run.last(name))
-
-    def best(title: str, name: str) -> RunColumn:
-        return RunColumn(title, f"{name} in the epoch with the least val_loss", lambda run: run.best(name))
-
-    def further(column: RunColumn) -> RunColumn:
-        return RunColumn(column.title, column.explains, column.value, is_printed=False)
-
-    return [
-        plain("state", "state", "done, diverged, failed, interrupted, running or waiting"),
-        plain("optimizer", "optimizer", "conf/optimizer"),
-        plain("model", "model", "conf/model"),
-        plain("λ", "lam", "lam"),
-        plain("α", "alpha", "alpha, in the configured convention"),
-        plain("lr", "lr", "learning rate (scales the step of GGN)"),
-        plain("seed", "seed", "seed of weights and data order"),
-        last("epoch", "epoch", "last epoch recorded"),
-        plain("of", "epochs", "epochs planned"),
-        last("train loss", "train_loss"),
-        last("val loss", "val_loss"),
-        last("test loss", "test_loss"),
-        last("test MAE", "test_mae"),
-        plain("unit", "unit", "unit of the mean absolute error"),
-        RunColumn("best epoch", "the epoch with the least val_loss", lambda run: run.best("epoch")),
-        best("best val loss", "val_loss"),
-        best("best test loss", "test_loss"),
-        best("best test MAE", "test_mae"),
-        further(RunColumn("data", "data set; SYNTHETIC marks a synthetic one", _data)),
-        *map(
-            further,
-            (
-                plain("scale", "scale", "conf/trainer"),
-                plain("experiment", "experiment", "conf/experiment"),
-                plain("sweep", "sweep", "conf/sweep"),
-                plain("convention", "damping_convention", "convention of alpha"),
-                plain("α sum", "alpha_sum", "effective alpha relative to the sum J Jᵀ"),
-                plain("momentum", "momentum", "SGD's, or mu of SPRING"),
-                plain("b", "batch_size", "batch size"),
-                last("train s", "train_s", "seconds of training only"),
-                RunColumn("s/epoch", "seconds of training per epoch", _seconds_per_epoch),
-                RunColumn("peak MiB", "peak memory", _peak),
-                plain("device", "device", "where it was trained"),
-                plain("threads", "threads", "CPU threads"),
-            ),
-        ),
-    ]
+    metrics = ["run", *METRIC_NAMES.values()]
+    last = table[metrics].groupby("run").last().add_prefix("last ")
+    best = table.loc[table.val_loss.abs() < math.inf, metrics].sort_values("val_loss", kind="stable")
+    best = best.drop_duplicates("run").set_index("run").add_prefix("best ")
+    found = table.drop_duplicates("run").set_index("run").sort_index().join([last, best])
+    found["data"] = found.dataset + (found.kind == "synthetic").map({True: " (SYNTHETIC)", False: ""})
+    found["seconds per epoch"] = found["last train_s"] / found["last epoch"].where(found["last epoch"] != 0)
+    found["peak"] = table.groupby("run").peak_mem_mib.max().round()
+    found = found[[column for _, column, _ in COLUMNS]].astype(object)
+    return found.where(found.notna(), None)
 
 
 def number_text(value: Any) -> str:
@@ -173,18 +143,3 @@ def number_text(value: Any) -> str:
     number = float(value)
     # A count, an epoch or a seed is written in full.
     return str(int(number)) if number.is_integer() and abs(number) < 1e9 else f"{number:.4g}"
-
-
-def _data(run: ReportRun) -> str | None:
-    mark = " (SYNTHETIC)" if run.value("kind") == "synthetic" else ""
-    return f"{run.value('dataset')}{mark}" if run.value("dataset") else None
-
-
-def _seconds_per_epoch(run: ReportRun) -> float | None:
-    seconds, epoch = run.last("train_s"), run.last("epoch")
-    return seconds / epoch if seconds is not None and epoch else None
-
-
-def _peak(run: ReportRun) -> float | None:
-    peak = run.rows.peak_mem_mib.max()
-    return None if pd.isna(peak) else round(peak)
