@@ -43,11 +43,7 @@ class ValueScale:
     is_linear: bool = False
 
     def apply(self, panels: Sequence[Axes]) -> None:
-        """Set up the panels of a row, the leftmost with the label.
-
-        Args:
-            panels: The panels of one row, from left to right.
-        """
+        """Set up the panels of a row, the leftmost with the label."""
         panels[0].set_ylabel(self.label)
         for axes in panels:
             if self.is_linear:
@@ -82,13 +78,7 @@ class ValueScale:
 
 
 def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal["bottom", "top"]]:
-    """Return the end and the side of the line of the mean at which the words cover the fewest curves.
-
-    Args:
-        axes: The panel, with its lines.
-        low: Lower end of the vertical axis.
-        high: Its upper end.
-    """
+    """Return the end and the side of the line of the mean at which the words cover the fewest curves."""
     height = 0.1 * math.log10(high / low)  # of the words, in decades
     end = axes.get_xlim()[1]
 
@@ -120,10 +110,6 @@ def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
 
     It is logarithmic, from the least to the greatest positive value; what is zero or less is drawn on its lower end.
     Where no value is positive, the axis is linear.
-
-    Args:
-        comparison: All that is drawn.
-        column: A loss or an error.
     """
     rows = comparison.rows.sort_values(["run", "epoch"], kind="stable")
     rows = rows[np.isfinite(rows[column].astype(float))]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gramgn.figures.grid import Grid
 from gramgn.figures.panels import PANELS, FigureSet
 
 CLOSE_TO_ZERO = 0.05
@@ -148,29 +147,18 @@ def _close_to_zero(figures: FigureSet) -> Claim:
 def _against_sgd(figures: FigureSet) -> list[Claim]:
     """Return the claims that compare GGN, seed by seed, with the better of the two SGD baselines."""
     ahead = "training loss of the better SGD over GGN's, {} (0: GGN has none or diverged)"
-    last, first_ends = "at the last epoch that all have", "when the first of them ends"
+    per_epoch, per_second = "at the last epoch that all have", "when the first of them ends"
     sooner = "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)"
-    lower = f"test loss of the better SGD over GGN's, {last}"
+    lower = f"test loss of the better SGD over GGN's, {per_epoch}"
+    by_epoch, by_second = ratio_at_last_epoch("train_loss"), ratio_at_equal_time("train_loss")
     cases: list[tuple[str, str, str, str, Score, str | None]] = []
     for family, name in (("afad", "AFAD-LITE"), ("rsna", "RSNA")):
-        text = f"On {name} GGN is ahead of both SGD baselines per "
-        by_epoch, by_second = ratio_at_last_epoch("train_loss"), ratio_at_equal_time("train_loss")
-        cases += [
-            (f"{family}_ahead_per_epoch", family, text + "epoch", ahead.format(last), by_epoch, None),
-            (
-                f"{family}_ahead_per_second",
-                family,
-                text + "second",
-                ahead.format(first_ends),
-                by_second,
-                None,
-            ),
-        ]
+        text, key = f"On {name} GGN is ahead of both SGD baselines per ", f"{family}_ahead_per_"
+        cases.append((f"{key}epoch", family, f"{text}epoch", ahead.format(per_epoch), by_epoch, None))
+        cases.append((f"{key}second", family, f"{text}second", ahead.format(per_second), by_second, None))
     text, at_end = "On RSNA GGN's test loss ", ratio_at_last_epoch("test_loss")
-    cases += [
-        ("test_falls_faster", "rsna", text + "falls faster", sooner, speed, "2a"),
-        ("test_ends_lower", "rsna", text + "ends lower", lower, at_end, "2a"),
-    ]
+    cases.append(("test_falls_faster", "rsna", f"{text}falls faster", sooner, speed, "2a"))
+    cases.append(("test_ends_lower", "rsna", f"{text}ends lower", lower, at_end, "2a"))
     return [
         _claim(
             figures,
@@ -184,67 +172,49 @@ def _against_sgd(figures: FigureSet) -> list[Claim]:
 
 
 def _near_1(figures: FigureSet) -> Claim:
-    best: dict[int, float] = {}
-    by_lam: list[Measurement] = []
-    if figures.grid is not None:
-        grid = figures.grid
-        by_seed = {lam: _by_seed(grid, lam) for lam in grid.lams}
+    measured = []
+    if (grid := figures.grid) is not None:
+        least = grid.losses.groupby(["seed", "lam"]).loss.min().unstack("lam").reindex(columns=grid.lams)
         # A seed that was run with some lambdas only says nothing about the best one.
-        for seed in sorted(set.intersection(*(set(found) for found in by_seed.values()))):
-            least = {lam: min(found[seed]) for lam, found in by_seed.items()}
-            if min(least.values()) < math.inf:
-                best[seed] = min(least, key=lambda lam: (least[lam], abs(math.log(lam))))
-        for lam, found in by_seed.items():
+        whole = least.dropna()
+        whole = whole[whole.min(axis=1) < math.inf]
+        best = {
+            seed: min(own.index, key=lambda lam: (own[lam], abs(math.log(lam))))
+            for seed, own in whole.iterrows()
+        }
+        measured.append(Measurement("λ of the least training loss in the grid", best))
+        for lam, found in least.items():
             name = f"least training loss at epoch {grid.epoch} with λ = {lam:g} (inf: all diverged)"
-            if found:
-                by_lam.append(Measurement(name, {seed: min(losses) for seed, losses in found.items()}))
+            if found.notna().any():
+                measured.append(Measurement(name, found.dropna().to_dict()))
     low, high = NEAR_1
     return _claim(
         figures,
-        "lambda_near_1",
-        "λ near 1 is best",
-        "grid",
+        *("lambda_near_1", "λ near 1 is best", "grid"),
         f"the λ of the least loss is from {low:g} to {high:g}",
-        (Measurement("λ of the least training loss in the grid", best), *by_lam),
+        tuple(measured),
         lambda value: low <= value <= high,
     )
 
 
 def _insensitive(figures: FigureSet) -> Claim:
     measured: list[Measurement] = []
-    lams = figures.grid.lams if figures.grid is not None else []
-    # That of lambda = 1 first: the rule is about it.
-    for lam in sorted(lams, key=lambda lam: (lam != 1, lam)):
-        assert figures.grid is not None
-        seeds = _by_seed(figures.grid, lam)
-        spread = {
-            seed: max(losses) / min(losses) if 0 < min(losses) < math.inf else math.inf
-            for seed, losses in seeds.items()
-        }
-        alphas = [alpha for alpha, cell in figures.grid.column(lam).items() if cell.losses]
-        if not alphas:
-            continue
-        name = f"largest over least loss with λ = {lam:g}, α from {alphas[0]:g} to {alphas[-1]:g} (inf: diverged)"
-        if lam == 1 or measured:
-            measured.append(Measurement(name, spread))
+    losses = pd.DataFrame({"lam": []}) if figures.grid is None else figures.grid.losses
+    for lam in sorted(losses.lam.unique()):
+        found = losses[losses.lam == lam]
+        low, high = found.alpha.min(), found.alpha.max()
+        name = f"largest over least loss with λ = {lam:g}, α from {low:g} to {high:g} (inf: diverged)"
+        ends = found.groupby("seed").loss.agg(["min", "max"])
+        spread = (ends["max"] / ends["min"]).where((ends["min"] > 0) & (ends["min"] < math.inf), math.inf)
+        # That of lambda = 1 first: the rule is about it.
+        measured.insert(0 if lam == 1 else len(measured), Measurement(name, spread.to_dict()))
     return _claim(
         figures,
-        "alpha_hardly_matters",
-        "With λ = 1, α hardly matters",
-        "grid",
+        *("alpha_hardly_matters", "With λ = 1, α hardly matters", "grid"),
         f"the largest loss over α is at most {HARDLY:g} times the least",
-        tuple(measured),
+        tuple(measured) if (losses.lam == 1).any() else (),
         lambda value: value <= HARDLY,
     )
-
-
-def _by_seed(grid: Grid, lam: float) -> dict[int, list[float]]:
-    """Return the losses of one lambda over alpha for each seed, infinite where it diverged."""
-    found: dict[int, list[float]] = {}
-    for cell in grid.column(lam).values():
-        for seed, loss in cell.losses.items():
-            found.setdefault(seed, []).append(loss)
-    return found
 
 
 def _claim(
@@ -279,11 +249,7 @@ def _paired(figures: FigureSet, family: str, score: Score) -> dict[int, float]:
 
 
 def ratio_at_last_epoch(column: str) -> Score:
-    """Return the score "better baseline's value over GGN's at the last epoch that all runs have".
-
-    Args:
-        column: A loss.
-    """
+    """Return the score "better baseline's value over GGN's at the last epoch that all runs have"."""
 
     def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
         # A run that diverged is infinite from there on; it does not shorten the others.
@@ -294,11 +260,7 @@ def ratio_at_last_epoch(column: str) -> Score:
 
 
 def ratio_at_equal_time(column: str) -> Score:
-    """Return the score "better baseline's value over GGN's at the second of training the first of them ends".
-
-    Args:
-        column: A loss; a run's value is that of its last whole epoch until then.
-    """
+    """Return the same score at the second of training at which the first run ends, of the last whole epochs."""
 
     def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
         ends = [run.train_s.fillna(0.0).iloc[-1] for run in (ggn, *baselines) if not _diverged(run)]
@@ -310,10 +272,6 @@ def ratio_at_equal_time(column: str) -> Score:
 
 def speed(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
     """Return how many times sooner GGN gets to the baselines' least test loss than the baseline did.
-
-    Args:
-        ggn: The rows of GGN's run.
-        baselines: The rows of SGD's runs.
 
     Returns:
         Ratio of seconds of training; 0 if GGN never gets there, infinite if no baseline has a test loss.

@@ -146,10 +146,6 @@ def seed_points(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     An epoch counts if every seed has a finite value. Between such epochs a missing training loss or error leaves a
     row of NaN, which interrupts a line; the other columns are not evaluated after every epoch, and are joined.
 
-    Args:
-        rows: Rows of runs that differ only in the seed.
-        column: A column of metrics, e.g. `"train_loss"`.
-
     Returns:
         By epoch: `train_s` (median, in seconds), and `median`, `low` and `high` of the column over the seeds.
     """
@@ -184,9 +180,6 @@ def groups(rows: pd.DataFrame, *columns: str) -> list[pd.DataFrame]:
 def compare(rows: pd.DataFrame) -> list[Comparison]:
     """Sort runs into figures and curves.
 
-    Args:
-        rows: Finished runs, of `drawable`.
-
     Returns:
         One comparison per data set, image size, number of images, scale and device, sorted by name.
     """
@@ -208,10 +201,7 @@ def compare(rows: pd.DataFrame) -> list[Comparison]:
 def curves_of(rows: pd.DataFrame, label: str = "", **look: bool) -> list[Curve]:
     """Return a curve per setting; where there are several, their labels say what differs.
 
-    Args:
-        rows: Runs that may share a figure.
-        label: What the labels begin with; by default optimizer and network.
-        **look: Further attributes of the curves.
+    Labels begin with `label`, by default optimizer and network; `look` are further attributes of the curves.
     """
     found = groups(rows, "setting")
     names = _differing(found) if len(found) > 1 else [[]] * len(found)

@@ -1,4 +1,7 @@
-"""Drawing curves: one panel of the paper at the width of a column, and comparisons of any runs."""
+"""Drawing curves: one panel of the paper at the width of a column, and comparisons of any runs.
+
+Call everything that returns a figure inside `house_style`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,7 @@ _WIDTH = 3.4
 
 
 def draw_panel(panel: Panel, comparison: Comparison) -> Figure:
-    """Draw one panel of curves.
-
-    Args:
-        panel: Which metric, against what. Call it inside `house_style`.
-        comparison: The curves.
-    """
+    """Draw one panel of curves."""
     print_lines = _small_print(comparison, panel)
     columns = 2 if all(len(_legend_text(curve, comparison)) <= 22 for curve in comparison.curves) else 1
     lines = -(-len(comparison.curves) // columns)
@@ -53,13 +51,7 @@ def draw_panel(panel: Panel, comparison: Comparison) -> Figure:
 
 
 def fill_panel(axes: Axes, panel: Panel, comparison: Comparison) -> None:
-    """Draw the curves and axes of a panel.
-
-    Args:
-        axes: Where to draw.
-        panel: Which metric, against what.
-        comparison: The curves.
-    """
+    """Draw the curves and axes of a panel."""
     scale = value_scale(comparison, panel.column)
     unit_s, unit_name = time_unit(comparison)
     seconds = unit_s if panel.against_time else None
@@ -78,10 +70,6 @@ def draw_comparison(comparison: Comparison, columns: Sequence[str]) -> Figure | 
     With several seeds a line is their median and the band extends from the least to the greatest; against time, an
     epoch stands at its median time. A diverged run is a thin line that ends in a cross, at its last finite value or
     where it leaves the panel.
-
-    Args:
-        comparison: What to draw.
-        columns: The metrics, one row of panels each; those without any value are left out.
 
     Returns:
         The figure, or None if no column has a value. Call it inside `house_style`.
@@ -199,12 +187,7 @@ def _positions(points: pd.DataFrame, unit_s: float | None) -> np.ndarray:
 
 
 def legend_handle(curve: Curve, style: LineStyle) -> Line2D:
-    """Return what represents a curve in a legend.
-
-    Args:
-        curve: The curve.
-        style: Its style.
-    """
+    """Return what represents a curve in a legend."""
     handle = Line2D([], [], color=style.color, linestyle=style.pattern)
     if not curve.num_finished:
         handle.set(linewidth=0.9, marker="x", markersize=6)
@@ -214,11 +197,7 @@ def legend_handle(curve: Curve, style: LineStyle) -> Line2D:
 
 
 def legend_of(comparison: Comparison) -> tuple[list[Line2D], list[str]]:
-    """Return handles and texts of the legend of a panel.
-
-    Args:
-        comparison: The curves.
-    """
+    """Return handles and texts of the legend of a panel."""
     styles = line_styles(comparison.curves)
     handles = [legend_handle(curve, style) for curve, style in zip(comparison.curves, styles, strict=True)]
     return handles, [_legend_text(curve, comparison) for curve in comparison.curves]

@@ -25,17 +25,12 @@ class GridCell:
         state: `"finite"`, `"diverged"`, `"failed"`, `"unfinished"` (stopped, killed or still running) or `"not run"`.
         loss: Training loss at the grid's epoch, median over seeds, a diverged seed counted as infinite; None unless
             finite.
-        losses: Loss of each seed; infinite where it diverged.
+        num_diverged: Number of seeds that diverged.
     """
 
     state: str
-    loss: float | None
-    losses: Mapping[int, float]
-
-    @property
-    def num_diverged(self) -> int:
-        """Number of seeds that diverged."""
-        return sum(not math.isfinite(loss) for loss in self.losses.values())
+    loss: float | None = None
+    num_diverged: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +41,14 @@ class Grid:
         title: Data set, whether it is synthetic, size, number of images, scale, network.
         epoch: The epoch that losses are taken from.
         rows: The rows of its runs, finished or not.
+        losses: `lam`, `alpha`, `seed` and `loss` of each run that has ended; the loss is infinite where it diverged.
         cells: By lambda and alpha; a pair that nobody asked for is missing.
     """
 
     title: str
     epoch: int
     rows: pd.DataFrame
+    losses: pd.DataFrame
     cells: Mapping[tuple[float, float], GridCell]
 
     @property
@@ -71,12 +68,7 @@ class Grid:
 
     def cell(self, lam: float, alpha: float) -> GridCell:
         """Return a cell; where there is no run its state is "not run"."""
-        return self.cells.get((lam, alpha), GridCell("not run", None, {}))
-
-    def column(self, lam: float) -> dict[float, GridCell]:
-        """Return the cells of one lambda that were begun, by alpha."""
-        cells = {alpha: self.cell(lam, alpha) for alpha in self.alphas}
-        return {alpha: cell for alpha, cell in cells.items() if cell.state != "not run"}
+        return self.cells.get((lam, alpha), GridCell("not run"))
 
     def best_alphas(self) -> dict[float, float]:
         """Return the best alpha of each lambda that has a finite cell; see `gramgn.records.best_alphas`."""
@@ -85,44 +77,35 @@ class Grid:
 
 
 def make_grid(rows: pd.DataFrame, title: str) -> Grid:
-    """Sort runs into cells.
-
-    Args:
-        rows: Runs that differ only in lambda, alpha and seed; the first has ended.
-        title: See `Grid`.
-    """
+    """Sort runs that differ only in lambda, alpha and seed into cells; the first has ended."""
     planned = rows.epochs.iloc[0]
     epoch = EPOCH if pd.isna(planned) else min(EPOCH, int(planned))
     # A run that is done without a row at this epoch has no loss there either.
-    runs = final_loss(rows, epoch=epoch)
-    ended = runs[runs.state.isin(ENDED)].fillna({"loss": math.inf})
+    runs = final_loss(rows, epoch=epoch).astype({"lam": float, "alpha": float})
+    losses = runs.loc[runs.state.isin(ENDED), ["lam", "alpha", "seed", "loss"]]
+    losses = losses.fillna({"loss": math.inf, "seed": 0}).astype({"loss": float, "seed": int})
     cells: dict[tuple[float, float], GridCell] = {}
-    for found in groups(ended, "lam", "alpha"):
-        losses = dict(zip(map(int, found.seed.fillna(0)), map(float, found.loss), strict=True))
-        median = statistics.median(losses.values())
-        finite = math.isfinite(median)
-        cells[_place(found)] = GridCell(
-            "finite" if finite else "diverged", median if finite else None, losses
-        )
-    for found in groups(runs[~runs.state.isin(ENDED)], "lam", "alpha"):
+    for own in groups(losses, "lam", "alpha"):
+        loss = own.loss
+        num_diverged, median = int((loss == math.inf).sum()), float(statistics.median(loss))
+        finite = median < math.inf
+        state = "finite" if finite else "diverged"
+        cells[_place(own)] = GridCell(state, median if finite else None, num_diverged)
+    for own in groups(runs[~runs.state.isin(ENDED)], "lam", "alpha"):
         # Of several seeds the furthest counts, and a failure before all.
-        states = {_STATES.get(state, "unfinished") for state in found.state}
-        state = min(states, key=["failed", "unfinished", "not run"].index)
-        cells.setdefault(_place(found), GridCell(state, None, {}))
-    return Grid(title, epoch, rows, dict(sorted(cells.items())))
+        found = {_STATES.get(state, "unfinished") for state in own.state}
+        cells.setdefault(_place(own), GridCell(min(found, key=["failed", "unfinished", "not run"].index)))
+    return Grid(title, epoch, rows, losses, dict(sorted(cells.items())))
 
 
 def _place(rows: pd.DataFrame) -> tuple[float, float]:
-    return float(rows.lam.iloc[0]), float(rows.alpha.iloc[0])
+    return rows.lam.iloc[0], rows.alpha.iloc[0]
 
 
 def grids(rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the runs with a lambda and an alpha in groups that differ only in these, the seed and the threads.
 
     An unfinished run may not know its images yet: it belongs to every grid on its data set with its settings.
-
-    Args:
-        rows: Runs of `drawable`.
     """
     rows = rows[rows.lam.abs().lt(math.inf) & rows.alpha.abs().lt(math.inf)]
     rows = rows.assign(grid=same_setting(rows, "lam", "alpha", "threads"))

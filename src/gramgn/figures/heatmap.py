@@ -31,12 +31,7 @@ _MARKS = {
 
 
 def draw_grid(grid: Grid, number: str = "") -> Figure:
-    """Draw figure 2c, or another grid, at the width of a column of text.
-
-    Args:
-        grid: The grid. Call it inside `house_style`.
-        number: Its number in the paper, if it is the paper's.
-    """
+    """Draw figure 2c, or another grid, at the width of a column of text."""
     figure = Figure(figsize=(3.4, 1.75 + 0.185 * max(len(grid.alphas), 5)))
     figure.suptitle(f"{number}  {grid.title}".strip(), fontsize=7.5)
     axes = figure.subplots()
@@ -56,12 +51,7 @@ def draw_grid(grid: Grid, number: str = "") -> Figure:
 
 
 def fill_grid(axes: Axes, grid: Grid) -> None:
-    """Draw the cells, axes and colour bar into a panel.
-
-    Args:
-        axes: The panel.
-        grid: The grid.
-    """
+    """Draw the cells, axes and colour bar into a panel."""
     norm = _norm(grid)
     best = grid.best_alphas()
     axes.grid(visible=False)
@@ -70,7 +60,7 @@ def fill_grid(axes: Axes, grid: Grid) -> None:
             _draw_cell(axes, x, y, grid.cell(lam, alpha), norm)
             if alpha == best.get(lam):
                 _frame(axes, x, y)
-        if {cell.state for cell in grid.column(lam).values()} == {"diverged"}:
+        if {grid.cell(lam, alpha).state for alpha in grid.alphas} - {"not run"} == {"diverged"}:
             axes.text(x, len(grid.alphas) - 0.42, "all\ndiverged", ha="center", va="bottom", size=5.5)
     axes.set_xlim(-0.5, len(grid.lams) - 0.5)
     axes.set_ylim(-0.5, len(grid.alphas) - 0.5)
@@ -83,11 +73,7 @@ def fill_grid(axes: Axes, grid: Grid) -> None:
 
 
 def grid_handles(grid: Grid) -> list[Patch]:
-    """Return the legend of the marks that occur.
-
-    Args:
-        grid: The grid.
-    """
+    """Return the legend of the marks that occur."""
     cells = [grid.cell(lam, alpha) for lam in grid.lams for alpha in grid.alphas]
     states = {cell.state for cell in cells}
     handles = [
@@ -104,8 +90,8 @@ def grid_handles(grid: Grid) -> list[Patch]:
 
 def seeds_text(grid: Grid) -> str:
     """Return how many seeds a cell has, e.g. `"median of 3 seeds"`."""
-    counts = {len(cell.losses) for cell in grid.cells.values() if cell.losses}
-    low, high = min(counts), max(counts)
+    counts = grid.losses.groupby(["lam", "alpha"]).size()
+    low, high = counts.min(), counts.max()
     if high == 1:
         return "1 seed"
     return f"median of {high} seeds" if low == high else f"median of {low} to {high} seeds"
@@ -131,20 +117,10 @@ def _draw_cell(axes: Axes, x: int, y: int, cell: GridCell, norm: LogNorm) -> Non
 
 
 def _frame(axes: Axes, x: int, y: int) -> None:
-    """Frame a cell; the white beside the colour shows it on dark cells in grey print."""
+    """Frame a cell; the white next to the colour shows it on dark cells in grey print."""
+    style: dict[str, Any] = {"fill": False, "zorder": 4, "clip_on": False}
     for color, width in (("white", 2.8), (_BEST, 1.3)):
-        axes.add_patch(
-            Rectangle(
-                (x - 0.5, y - 0.5),
-                1,
-                1,
-                edgecolor=color,
-                linewidth=width,
-                fill=False,
-                zorder=4,
-                clip_on=False,
-            )
-        )
+        axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, edgecolor=color, linewidth=width, **style))
 
 
 def _norm(grid: Grid) -> LogNorm:
@@ -163,13 +139,9 @@ def _add_bar(axes: Axes, grid: Grid, norm: LogNorm) -> None:
     bar = axes.figure.colorbar(
         ScalarMappable(norm, _GREYS), ax=axes, extend="max" if above else "neither", pad=0.03, aspect=25
     )
-    unit = (
-        ", standardised"
-        if is_standardized(grid.rows)
-        else ""
-        if unit_of(grid.rows) == "1"
-        else f", {unit_of(grid.rows)}²"
-    )
+    unit = "" if unit_of(grid.rows) == "1" else f", {unit_of(grid.rows)}²"
+    if is_standardized(grid.rows):
+        unit = ", standardised"
     last = "" if grid.epoch == EPOCH else " (the last)"
     bar.set_label(f"training loss at epoch {grid.epoch}{last}\n(MSE{unit})", size=7)
     span = math.log10((norm.vmax or 1.0) / (norm.vmin or 1.0))

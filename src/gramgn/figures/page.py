@@ -17,11 +17,7 @@ _LABEL = 7.0  # points
 
 
 def draw_page(figures: FigureSet) -> Figure:
-    """Draw all panels of a set on one page; a panel without runs says how they are made.
-
-    Args:
-        figures: The figure set. Call it inside `house_style`.
-    """
+    """Draw all panels of a set on one page; a panel without runs says how they are made."""
     figure = Figure(figsize=(6.9, 9.6))
     kind = "SYNTHETIC stand-in images" if figures.kind == "synthetic" else "real images"
     figure.suptitle(f"Figures 1 and 2 on {kind}, {figures.scale} scale, on {figures.device}", fontsize=9)

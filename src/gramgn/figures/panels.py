@@ -156,10 +156,7 @@ def _families(rows: pd.DataFrame) -> pd.Series:
 def _sets(ended: pd.DataFrame, open_cells: pd.DataFrame, names: set[str]) -> list[FigureSet]:
     """Return the figure sets of one place: as many as there are groups of runs that cannot share a panel.
 
-    Args:
-        ended: Runs that have ended on one kind of data, at one scale and size, on one device.
-        open_cells: Runs that have not, of any place: they may not know their images yet.
-        names: Names that are taken.
+    `open_cells` are runs of any place that have not ended: they may not know their images yet.
     """
     first = ended.iloc[0]
     name = file_name(f"{first.kind}-{first.scale}")
@@ -230,11 +227,7 @@ def _lambda_curves(figures: FigureSet, rows: pd.DataFrame) -> list[Curve]:
 
 
 def other_grids(rows: pd.DataFrame) -> list[tuple[str, Grid]]:
-    """Return the grids over lambda and alpha of runs in no panel, with the starts of their file names.
-
-    Args:
-        rows: Rows of runs in no panel.
-    """
+    """Return the grids over lambda and alpha of runs in no panel, with the starts of their file names."""
     found: list[tuple[str, Grid]] = []
     for group in filter(is_square, grids(rows)):
         first = group.iloc[0]

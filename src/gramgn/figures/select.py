@@ -22,10 +22,6 @@ def drawable(table: pd.DataFrame, report: Callable[[str], None]) -> pd.DataFrame
     settings, seed, images and device the newest is drawn. Runs that failed, were stopped or are still running are
     kept as one row each without metrics, unless a finished run has replaced them; so are jobs that have not begun.
 
-    Args:
-        table: A row per run and epoch, of `gramgn.records.runs`.
-        report: Called with one line for each run that is left out.
-
     Returns:
         The rows, ordered by run and epoch, with two more columns: `images` and `setting` are equal for runs on the
         same images and for runs with the same settings.

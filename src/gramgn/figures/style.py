@@ -82,11 +82,7 @@ _FIXED = {
 
 
 def line_styles(curves: Sequence[Curve]) -> list[LineStyle]:
-    """Return a style for each curve, no two alike as long as there are styles left.
-
-    Args:
-        curves: The curves of one figure.
-    """
+    """Return a style for each curve, no two alike as long as there are styles left."""
     used: dict[int, LineStyle] = {}
     for place, curve in enumerate(curves):
         style = _FIXED.get((curve.optimizer, curve.model)) if curve.has_own_style else None
@@ -127,9 +123,5 @@ def house_style(*, math: bool = False) -> Iterator[None]:
 
 
 def as_words(text: str) -> str:
-    """Return a user's text for a figure with formulas, in which its dollar signs are no formula's.
-
-    Args:
-        text: e.g. the name of a data set.
-    """
+    """Return a user's text for a figure with formulas, in which its dollar signs are no formula's."""
     return text.replace("$", r"\$")

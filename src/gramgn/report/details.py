@@ -30,9 +30,6 @@ def compared_settings(runs: Iterable[ReportRun]) -> pd.DataFrame:
     each key with the value that most runs with the same choice have; among equally frequent ones with that of the
     first run.
 
-    Args:
-        runs: All runs of the page, in order.
-
     Returns:
         A row per run and key: `run` (its name), `choice` (e.g. `"optimizer=ggn"`, or `"general"`), `key`, `value` and
         `usual` as texts.

@@ -117,11 +117,7 @@ class ReportRun:
 
 
 def run_values(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the values of `COLUMNS` with a row per run, sorted by run; None where there is no value.
-
-    Args:
-        table: A row per run and epoch, of `gramgn.records.runs`.
-    """
+    """Return the values of `COLUMNS` with a row per run, sorted by run; None where there is no value."""
     metrics = ["run", *METRIC_NAMES.values()]
     last = table[metrics].groupby("run").last().add_prefix("last ")
     best = table.loc[table.val_loss.abs() < math.inf, metrics].sort_values("val_loss", kind="stable")

@@ -136,7 +136,7 @@ def _contractions(runs: pd.DataFrame) -> list[Claim]:
 
 def _methods(runs: pd.DataFrame) -> list[Claim]:
     def remaining(runs: pd.DataFrame, after: int) -> dict[str, float]:
-        known = runs[[after in epochs for epochs in runs.epoch]]
+        known = runs[runs.epoch.map(lambda epochs: after in epochs).astype(bool)]
         pairs = zip(known.epoch, known.residual, strict=True)
         shares = [residuals[epochs.index(after)] / residuals[0] for epochs, residuals in pairs]
         return values_by(known, pd.Series(shares, index=known.index, dtype=float))
