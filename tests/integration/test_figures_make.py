@@ -155,8 +155,8 @@ def test_bad_input_of_the_commands_is_one_line(tmp_path: Path) -> None:
         ("export_results", ("--runs", tmp_path / "empty", "--out", tmp_path / "x.csv"), "`make demo`"),
         ("export_results", (*plain, "--out", tmp_path / "file" / "x"), "cannot make the folder"),
         ("make_figures", ("--runs", tmp_path / "empty"), "python train.py"),
-        ("make_figures", (*plain, "--out", tmp_path / "file"), "cannot make the folder"),
-        ("make_figures", (*plain, "--out", "/proc"), "choose another with --out"),
+        ("make_figures", (*plain, "--out", tmp_path / "file"), "cannot write into"),
+        ("make_figures", (*plain, "--out", "/proc"), "choose another folder with --out"),
         ("make_figures", ("--results", tmp_path / "cut.csv"), "cut in mid-line"),
         ("make_figures", (*plain, "--claims"), "make paper"),
     ]

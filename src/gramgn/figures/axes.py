@@ -33,22 +33,17 @@ class ValueScale:
         low: Lower end.
         high: Upper end; what is above leaves the panel.
         is_standardized: Whether 1 means predicting the mean.
-        is_linear: Whether it is linear, not logarithmic.
     """
 
     label: str
     low: float
     high: float
     is_standardized: bool
-    is_linear: bool = False
 
     def apply(self, panels: Sequence[Axes]) -> None:
         """Set up the panels of a row, the leftmost with the label."""
         panels[0].set_ylabel(self.label)
         for axes in panels:
-            if self.is_linear:
-                axes.set_ylim(self.low, self.high)
-                continue
             axes.set_yscale("log", nonpositive="mask")
             axes.set_ylim(self.low, self.high)
             steps = _tick_steps(math.log10(self.high / self.low))
@@ -106,20 +101,16 @@ def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal[
 
 
 def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
-    """Return the vertical axis for a metric, or None if no run has a finite value.
+    """Return the vertical axis for a metric, or None if no run has a positive value.
 
     It is logarithmic, from the least to the greatest positive value; what is zero or less is drawn on its lower end.
-    Where no value is positive, the axis is linear.
     """
     rows = comparison.rows.sort_values(["run", "epoch"], kind="stable")
     rows = rows[np.isfinite(rows[column].astype(float))]
-    if rows.empty:
+    if not (rows[column] > 0).any():
         return None
     label = _label(comparison, column)
     values = rows[column][rows[column] > 0]
-    if values.empty:
-        low = float(rows[column].min())
-        return ValueScale(label, 1.1 * low if low else -0.1, 1.0, False, is_linear=True)
     is_standardized = comparison.standardized and column.endswith("_loss")
     starts = rows[rows.run.isin(rows.run[values.index])].drop_duplicates("run")[column]
     # A standardised loss of 30 is thirty times that of predicting the mean: overshoot, not learning.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from gramgn.errors import InputError
-from gramgn.figures.curves import Comparison, compare
+from gramgn.figures.curves import compare
 from gramgn.figures.draw import ERRORS, LOSSES, draw_comparison, draw_panel
 from gramgn.figures.drawing import Drawing
-from gramgn.figures.grid import Grid
 from gramgn.figures.heatmap import draw_grid
 from gramgn.figures.page import draw_page
-from gramgn.figures.panels import FigureSet, Panel, figure_sets, other_grids
+from gramgn.figures.panels import FigureSet, figure_sets, other_grids
 from gramgn.figures.sources import Shown
 from gramgn.figures.theory import theory_figures
 from gramgn.progress import say
@@ -37,10 +35,14 @@ def drawings(shown: Shown, *, report: Callable[[str], None] = say) -> list[Drawi
             report(note)
         found += _of_set(figures)
     for comparison in compare(rest[rest.state.isin(ENDED)]):
-        legible = comparison.legible()
-        found.append(_of_comparison(legible, "loss", LOSSES))
-        found.append(_of_comparison(legible, "error", ERRORS))
-    found += [_of_grid(stem, grid) for stem, grid in other_grids(rest)]
+        for kind, columns in (("loss", LOSSES), ("error", ERRORS)):
+            draw = partial(draw_comparison, comparison.legible(), columns)
+            found.append(
+                Drawing(f"{kind}-{comparison.stem}", f"{kind.capitalize()}: {comparison.title}", draw)
+            )
+    for stem, grid in other_grids(rest):
+        title = f"Loss over λ and α: {grid.title.splitlines()[0]}"
+        found.append(Drawing(f"grid-{stem}", title, partial(draw_grid, grid), grid=grid))
     return [*found, *theory_figures(shown.theory)]
 
 
@@ -58,7 +60,15 @@ def make_figures(shown: Shown, out: Path, *, report: Callable[[str], None] = say
     Raises:
         InputError: The folder cannot be made or written.
     """
-    _check_writable(out)
+    probe = out / ".write-test"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise InputError(
+            f"cannot write into {out.absolute()}: {error.strerror or error}; choose another folder with --out"
+        ) from error
     written: list[Path] = []
     for drawing in drawings(shown, report=report):
         for extension, content in drawing.render(*FORMATS).items():
@@ -69,51 +79,14 @@ def make_figures(shown: Shown, out: Path, *, report: Callable[[str], None] = say
 
 
 def _of_set(figures: FigureSet) -> list[Drawing]:
-    def draw(panel: Panel) -> Figure:
-        if panel.family == "grid":
-            assert figures.grid is not None
-            return draw_grid(figures.grid, panel.number)
-        return draw_panel(panel, figures.curves[panel.family])
-
-    found = [
-        Drawing(
-            f"{panel.key}-{figures.name}",
-            f"Figure {panel.number}",
-            panel,
-            figures.name,
-            lambda panel=panel: draw(panel),  # type: ignore[misc]
-            grid=figures.grid if panel.family == "grid" else None,
-        )
-        for panel in figures.panels
-    ]
-    title = "Figures 1 and 2 on one page"
-    return [*found, Drawing(f"paper-{figures.name}", title, None, figures.name, lambda: draw_page(figures))]
-
-
-def _of_grid(stem: str, grid: Grid) -> Drawing:
-    title = f"Loss over λ and α: {grid.title.splitlines()[0]}"
-    return Drawing(f"grid-{stem}", title, None, None, lambda: draw_grid(grid), grid=grid)
-
-
-def _of_comparison(comparison: Comparison, kind: str, columns: tuple[str, ...]) -> Drawing:
-    title = f"{kind.capitalize()}: {comparison.title}"
-    return Drawing(
-        f"{kind}-{comparison.stem}", title, None, None, lambda: draw_comparison(comparison, columns)
-    )
-
-
-def _check_writable(out: Path) -> None:
-    """Fail before any work if a file cannot be written."""
-    probe = out / ".write-test"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {out.absolute()}: {error.strerror or error}") from error
-    try:
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"cannot write into {out.absolute()}: {reason}; choose another with --out"
-        ) from error
+    found = []
+    for panel in figures.panels:
+        grid = figures.grid if panel.family == "grid" else None
+        if grid is not None:
+            draw = partial(draw_grid, grid, panel.number)
+        else:
+            draw = partial(draw_panel, panel, figures.curves[panel.family])
+        title = f"Figure {panel.number}"
+        found.append(Drawing(f"{panel.key}-{figures.name}", title, draw, panel, figures.name, grid=grid))
+    page = partial(draw_page, figures)
+    return [*found, Drawing(f"paper-{figures.name}", "Figures 1 and 2 on one page", page, None, figures.name)]

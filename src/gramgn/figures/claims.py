@@ -99,7 +99,7 @@ def claims_table(figures: FigureSet) -> str:
     Args:
         figures: The figure set.
     """
-    kind = "SYNTHETIC stand-in images" if figures.kind == "synthetic" else "real images"
+    kind = "SYNTHETIC images" if figures.kind == "synthetic" else "real images"
     title = f"Claims of the paper, {kind}, {figures.scale} scale, on {figures.device}"
     return claims_text(title, claims(figures))
 

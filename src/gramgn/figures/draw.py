@@ -20,7 +20,7 @@ from gramgn.errors import counted
 from gramgn.figures.axes import ValueScale, time_unit, value_scale
 from gramgn.figures.curves import Comparison, Curve, seed_points
 from gramgn.figures.panels import Panel
-from gramgn.figures.style import LineStyle, line_styles
+from gramgn.figures.style import LineStyle, explain, line_styles
 
 LOSSES = ("train_loss", "test_loss")
 ERRORS = ("train_mae", "test_mae")
@@ -35,18 +35,14 @@ def draw_panel(panel: Panel, comparison: Comparison) -> Figure:
     figure = Figure(figsize=(_WIDTH, 2.3 + 0.135 * lines + 0.11 * len(print_lines)))
     figure.suptitle(f"{panel.number}  {comparison.title}", fontsize=7.5)
     fill_panel(figure.subplots(), panel, comparison)
-    legend = figure.legend(
-        *legend_of(comparison),
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=7,
-        title="\n".join(print_lines),
-        title_fontsize=6,
-        handlelength=3.2,
-        labelspacing=0.25,
-    )
-    legend.get_title().set_color("#555555")
-    legend.get_title().set_multialignment("center")
+    style: dict[str, Any] = {
+        "ncols": columns,
+        "fontsize": 7,
+        "title_fontsize": 6,
+        "handlelength": 3.2,
+        "labelspacing": 0.25,
+    }
+    explain(figure, *legend_of(comparison), "\n".join(print_lines), **style)
     return figure
 
 
@@ -132,8 +128,15 @@ def _draw_finished(
         line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
         line.set_markerfacecolor("white" if style.marked else style.color)
     if curve.num_finished > 1:
-        low = points.low if scale.is_linear else points.low.clip(lower=scale.low)
-        axes.fill_between(x, low, points.high, color=style.color, alpha=0.18, linewidth=0, zorder=2)
+        axes.fill_between(
+            x,
+            points.low.clip(lower=scale.low),
+            points.high,
+            color=style.color,
+            alpha=0.18,
+            linewidth=0,
+            zorder=2,
+        )
 
 
 def _draw_diverged(
@@ -152,10 +155,10 @@ def _draw_diverged(
 def _on_axis(
     axes: Axes, points: pd.DataFrame, unit_s: float | None, style: LineStyle, scale: ValueScale
 ) -> np.ndarray:
-    """Return the medians; on a logarithmic axis those of zero or less are put on its lower end and marked."""
+    """Return the medians, those of zero or less put on the lower end of the axis and marked."""
     values = points["median"].to_numpy()
     below = values <= 0
-    if scale.is_linear or not below.any():
+    if not below.any():
         return values
     x = _positions(points, unit_s)[below]
     axes.plot(
@@ -251,17 +254,10 @@ def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -
         total = len(comparison.curves) + comparison.num_hidden
         notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")
     time = f"time: training only, on {comparison.device}"
-    legend = figure.legend(
-        legend_of(comparison)[0],
-        [curve.legend for curve in comparison.curves],
-        loc="outside lower center",
-        ncols=_legend_columns(comparison),
-        title="\n".join([time, *(["; ".join(notes)] if notes else [])]),
-        title_fontsize=7,
-        handlelength=3.2,
-    )
-    legend.get_title().set_color("#555555")
-    legend.get_title().set_multialignment("center")
+    labels = [curve.legend for curve in comparison.curves]
+    title = "\n".join([time, *(["; ".join(notes)] if notes else [])])
+    style: dict[str, Any] = {"ncols": _legend_columns(comparison), "title_fontsize": 7, "handlelength": 3.2}
+    explain(figure, legend_of(comparison)[0], labels, title, **style)
 
 
 def _legend_columns(comparison: Comparison) -> int:

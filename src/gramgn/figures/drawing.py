@@ -30,18 +30,18 @@ class Drawing:
     Attributes:
         stem: Its file name without ending, e.g. `"fig1a-synthetic-laptop"`.
         title: What it shows, in words.
-        panel: The paper's panel; None for the page and for comparisons.
-        figure_set: Name of its figure set, `"theory"` for the theory's; None for comparisons.
         draw: Draws it; returns None if there is nothing to show.
+        panel: The paper's panel; None for the page and for comparisons.
+        figure_set: Name of its figure set, `"theory"` for the theory's; empty for comparisons.
         alt: For the theory's figures, the same in words for readers who cannot see it.
         grid: What it shows, if it is a heatmap.
     """
 
     stem: str
     title: str
-    panel: Panel | None
-    figure_set: str | None
     draw: Callable[[], Figure | None]
+    panel: Panel | None = None
+    figure_set: str = ""
     alt: str = ""
     grid: Grid | None = None
 

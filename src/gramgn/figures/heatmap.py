@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from gramgn.figures.curves import device_name, is_standardized, unit_of
 from gramgn.figures.grid import EPOCH, Grid, GridCell
+from gramgn.figures.style import explain
 
 # Neither black nor white: a frame stays visible on the darkest cell, and white is left for "not run".
 _GREYS = LinearSegmentedColormap.from_list("greys", ["#1C1C1C", "#EDEDED"])
@@ -36,17 +37,10 @@ def draw_grid(grid: Grid, number: str = "") -> Figure:
     figure.suptitle(f"{number}  {grid.title}".strip(), fontsize=7.5)
     axes = figure.subplots()
     fill_grid(axes, grid)
-    legend = figure.legend(
-        handles=grid_handles(grid),
-        loc="outside lower center",
-        ncols=3,
-        fontsize=6.5,
-        title=f"{seeds_text(grid)}; on {device_name(grid.rows)}",
-        title_fontsize=6.5,
-        handlelength=1.2,
-        columnspacing=1.2,
-    )
-    legend.get_title().set_color("#555555")
+    handles = grid_handles(grid)
+    title = f"{seeds_text(grid)}; on {device_name(grid.rows)}"
+    style = {"ncols": 3, "fontsize": 6.5, "title_fontsize": 6.5, "handlelength": 1.2, "columnspacing": 1.2}
+    explain(figure, handles, [str(handle.get_label()) for handle in handles], title, **style)
     return figure
 
 

@@ -11,7 +11,7 @@ from gramgn.figures.curves import Curve
 from gramgn.figures.draw import fill_panel, legend_handle, legend_of, seeds_of
 from gramgn.figures.heatmap import fill_grid, grid_handles, seeds_text
 from gramgn.figures.panels import PANELS, FigureSet, Panel, short_data
-from gramgn.figures.style import line_styles
+from gramgn.figures.style import explain, line_styles
 
 _LABEL = 7.0  # points
 
@@ -83,15 +83,12 @@ def _add_legend(figure: SubFigure, figures: FigureSet) -> None:
         return
     styles = line_styles(list(curves.values()))
     handles = [legend_handle(curve, style) for curve, style in zip(curves.values(), styles, strict=True)]
-    legend = figure.legend(
-        handles,
-        list(curves),
-        loc="outside lower center",
-        ncols=len(curves),
-        fontsize=7,
-        title="line: median over seeds; band: least to greatest; ×: diverged; time: training only",
-        title_fontsize=6.5,
-        handlelength=3.2,
-        columnspacing=1.2,
-    )
-    legend.get_title().set_color("#555555")
+    title = "line: median over seeds; band: least to greatest; ×: diverged; time: training only"
+    style = {
+        "ncols": len(curves),
+        "fontsize": 7,
+        "title_fontsize": 6.5,
+        "handlelength": 3.2,
+        "columnspacing": 1.2,
+    }
+    explain(figure, handles, list(curves), title, **style)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
+from matplotlib.figure import FigureBase
 
 from gramgn.figures.curves import Curve
 
@@ -120,6 +121,13 @@ def house_style(*, math: bool = False) -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_SETTINGS | {"text.parse_math": math})
         yield
+
+
+def explain(figure: FigureBase, handles: Any, labels: Sequence[str], title: str, **style: Any) -> None:
+    """Add a legend below the panels, with the small print as its title."""
+    legend = figure.legend(handles, labels, loc="outside lower center", title=title, **style)
+    legend.get_title().set_color("#555555")
+    legend.get_title().set_multialignment("center")
 
 
 def as_words(text: str) -> str:

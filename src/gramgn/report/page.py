@@ -140,7 +140,7 @@ def _pictures(sets: list[FigureSet], shown: Shown, left_out: list[str]) -> list[
             continue
         # The first chunk of every PNG states its size: with it, the page does not jump while it loads.
         width, height = struct.unpack(">II", content[16:24])
-        set_name = drawing.figure_set or ""
+        set_name = drawing.figure_set
         axis = ""
         if drawing.panel is not None and drawing.grid is None:
             axis = ", against training time" if drawing.panel.against_time else ", against epochs"

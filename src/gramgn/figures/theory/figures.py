@@ -62,7 +62,7 @@ def theory_figures(theory: Theory) -> list[Drawing]:
     """Return the figures that there are rows for."""
     rows = {study: theory.study(study) for study in STUDIES_OF_RUNS} | {"cost": theory.costs}
     return [
-        Drawing(f"theory-{name}", f"{name[:2]}: {title}", None, THEORY, partial(draw, rows[study]), alt)
+        Drawing(f"theory-{name}", f"{name[:2]}: {title}", partial(draw, rows[study]), None, THEORY, alt)
         for study, name, title, alt, draw in _FIGURES
         if len(rows[study])
     ]
