@@ -14,12 +14,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from gramgn.figures.curves import Comparison
 
-_NAMES = {
+NAMES = {
     "train_loss": "training loss",
-    "val_loss": "validation loss",
     "test_loss": "test loss",
     "train_mae": "training error",
-    "val_mae": "validation error",
     "test_mae": "test error",
 }
 
@@ -132,7 +130,7 @@ def time_unit(comparison: Comparison) -> tuple[float, str]:
 
 
 def _label(comparison: Comparison, column: str) -> str:
-    name = _NAMES.get(column, column)
+    name = NAMES[column]
     has_unit = comparison.unit != "1"  # plain numbers
     if column.endswith("_mae"):
         return f"{name} (mean absolute{', ' + comparison.unit if has_unit else ''})"

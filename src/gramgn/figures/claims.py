@@ -85,12 +85,7 @@ def claims(figures: FigureSet) -> list[Claim]:
     Args:
         figures: The figure set.
     """
-    return [
-        _close_to_zero(figures),
-        *_against_sgd(figures),
-        _near_1(figures),
-        _insensitive(figures),
-    ]
+    return [_close_to_zero(figures), *_against_sgd(figures), _near_1(figures), _insensitive(figures)]
 
 
 def claims_table(figures: FigureSet) -> str:
@@ -150,13 +145,16 @@ def _against_sgd(figures: FigureSet) -> list[Claim]:
     per_epoch, per_second = "at the last epoch that all have", "when the first of them ends"
     sooner = "seconds until the better SGD has its least test loss, over GGN's until it gets there (0: never)"
     lower = f"test loss of the better SGD over GGN's, {per_epoch}"
-    by_epoch, by_second = ratio_at_last_epoch("train_loss"), ratio_at_equal_time("train_loss")
+    by_epoch, by_second = (
+        ratio_at_common_end("train_loss", "epoch"),
+        ratio_at_common_end("train_loss", "train_s"),
+    )
     cases: list[tuple[str, str, str, str, Score, str | None]] = []
     for family, name in (("afad", "AFAD-LITE"), ("rsna", "RSNA")):
         text, key = f"On {name} GGN is ahead of both SGD baselines per ", f"{family}_ahead_per_"
         cases.append((f"{key}epoch", family, f"{text}epoch", ahead.format(per_epoch), by_epoch, None))
         cases.append((f"{key}second", family, f"{text}second", ahead.format(per_second), by_second, None))
-    text, at_end = "On RSNA GGN's test loss ", ratio_at_last_epoch("test_loss")
+    text, at_end = "On RSNA GGN's test loss ", ratio_at_common_end("test_loss", "epoch")
     cases.append(("test_falls_faster", "rsna", f"{text}falls faster", sooner, speed, "2a"))
     cases.append(("test_ends_lower", "rsna", f"{text}ends lower", lower, at_end, "2a"))
     return [
@@ -248,24 +246,20 @@ def _paired(figures: FigureSet, family: str, score: Score) -> dict[int, float]:
     }
 
 
-def ratio_at_last_epoch(column: str) -> Score:
-    """Return the score "better baseline's value over GGN's at the last epoch that all runs have"."""
+def ratio_at_common_end(column: str, axis: str) -> Score:
+    """Return the score "better baseline's value of a loss over GGN's, where the first run ends".
+
+    `axis` is `"epoch"` or `"train_s"`; a run's value is that of its last whole epoch until then.
+    """
 
     def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
         # A run that diverged is infinite from there on; it does not shorten the others.
-        last = min((_num_epochs(run) for run in (ggn, *baselines) if not _diverged(run)), default=0)
-        return _ratio([_value_at(run, column, run.epoch <= last) for run in (*baselines, ggn)])
-
-    return score
-
-
-def ratio_at_equal_time(column: str) -> Score:
-    """Return the same score at the second of training at which the first run ends, of the last whole epochs."""
-
-    def score(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
-        ends = [run.train_s.fillna(0.0).iloc[-1] for run in (ggn, *baselines) if not _diverged(run)]
-        time = min(ends, default=0.0)
-        return _ratio([_value_at(run, column, run.train_s.fillna(0.0) <= time) for run in (*baselines, ggn)])
+        ends = [run[axis].fillna(0.0).max() for run in (ggn, *baselines) if not _diverged(run)]
+        end = min(ends, default=0.0)
+        *others, own = (_value_at(run, column, run[axis] <= end) for run in (*baselines, ggn))
+        if math.isinf(own):
+            return 0.0
+        return min(others) / own if own > 0 else math.inf
 
     return score
 
@@ -285,22 +279,16 @@ def speed(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
     return float(least.train_s / reached.iloc[0]) if len(reached) and reached.iloc[0] else 0.0
 
 
-def _ratio(losses: Sequence[float]) -> float:
-    """Return the least of the baselines over the last, GGN's; 0 where GGN diverged, infinite where they did."""
-    *baselines, ggn = losses
-    if math.isinf(ggn):
-        return 0.0
-    return min(baselines) / ggn if ggn > 0 else math.inf
-
-
 def _runs(figures: FigureSet, family: str, curve: str) -> dict[int, pd.DataFrame]:
     """Return the rows of one of the paper's curves, e.g. of `fig1/afad_sgd_bn`, by seed.
 
-    None if its runs are of several settings: no number belongs to it then.
+    Empty if its runs are of several settings: no number belongs to it then.
     """
-    rows = figures.rows(family)
-    rows = None if rows is None else rows[rows.experiment == f"fig1/{family}_{curve}"]
-    if rows is None or rows.setting.nunique() > 1:
+    if family not in figures.curves:
+        return {}
+    rows = figures.curves[family].rows
+    rows = rows[rows.experiment == f"fig1/{family}_{curve}"]
+    if rows.setting.nunique() > 1:
         return {}
     return {int(seed): rows[rows.seed == seed] for seed in rows.seed.unique()}
 

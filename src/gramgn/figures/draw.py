@@ -101,14 +101,8 @@ def draw_curves(
 ) -> None:
     """Draw one metric into a panel.
 
-    Args:
-        axes: The panel.
-        curves: What to draw.
-        styles: One per curve.
-        column: The metric.
-        unit_s: Seconds in the unit of the time axis; None draws against epochs.
-        scale: The vertical axis: a line that leaves it upwards gets its cross on the upper end, and a triangle on
-            the lower end marks a value of zero or less.
+    Against time if `unit_s` is the number of seconds in the unit of the axis, else against epochs. A line that leaves
+    the vertical axis upwards gets its cross on the upper end, and a triangle on the lower end marks zero or less.
     """
     for curve, style in zip(curves, styles, strict=True):
         _draw_finished(axes, curve, style, column, unit_s, scale)

@@ -115,12 +115,6 @@ class FigureSet:
         kind = "SYNTHETIC" if self.kind == "synthetic" else self.kind
         return f"{kind} data, {self.scale} scale, {self.device}"
 
-    def rows(self, family: str) -> pd.DataFrame | None:
-        """Return the rows of a family; None if there is no run of it."""
-        if family == "grid":
-            return self.grid.rows if self.grid else None
-        return self.curves[family].rows if family in self.curves else None
-
 
 def figure_sets(rows: pd.DataFrame) -> tuple[list[FigureSet], pd.DataFrame]:
     """Sort runs into the panels of the paper, by the rule above.
