@@ -109,7 +109,7 @@ def add_paper_runs(
     scale: str = "laptop",
     grid_seeds: Sequence[int] = (0,),
 ) -> int:
-    """Write what ``make paper`` leaves and return the number of runs; lambda 0.25 has no finite cell up to 30."""
+    """Write what `make paper` leaves and return the number of runs; lambda 0.25 has no finite cell up to 30."""
     count = 0
     for family, unit in (("afad", "years"), ("rsna", "months")):
         data = dataset_of(family, kind, unit)
@@ -138,7 +138,7 @@ def add_paper_runs(
 
 
 def dataset_of(family: str, kind: str, unit: str) -> dict[str, Any]:
-    """Return the ``dataset`` entry of a run on a data set of the paper or its stand-in."""
+    """Return the `dataset` entry of a run on a data set of the paper."""
     name = family if kind == "real" else f"{family}_synthetic"
     return {"name": name, "kind": kind, "unit": unit, "manifest_sha256": (family * 16)[:64]}
 
@@ -194,7 +194,7 @@ def add_grid(
     lams: Sequence[float] = LAMS,
     alphas: Sequence[float] = ALPHAS,
 ) -> int:
-    """Write the runs of ``sweep=lambda_alpha`` and return their number."""
+    """Write the runs of `sweep=lambda_alpha` and return their number."""
     count = 0
     extension = [(0.25, alpha) for alpha in (100, 300)] if 0.25 in lams else []
     for lam, alpha in [*((lam, alpha) for lam in lams for alpha in alphas), *extension]:

@@ -118,7 +118,7 @@ def test_every_claim_has_its_numbers_and_every_panel_a_text(paper: tuple[Path, P
     )
     assert texts[0].startswith(start)
     assert "Heat map of the training loss at epoch 10" in texts[7]
-    assert "The least loss is 0.02 at lambda 1, alpha 0.3." in texts[7]
+    assert "The least loss is 0.01 at lambda 0.5, alpha 10." in texts[7]
     assert "together on one page" in texts[8]
 
 
