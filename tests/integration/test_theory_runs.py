@@ -1,4 +1,4 @@
-"""The theory through train.py: both experiments, vector data, what is recorded, and what is refused."""
+"""The theory through train.py: both experiments, vector data, what is recorded, and what is rejected."""
 
 from __future__ import annotations
 
@@ -58,13 +58,12 @@ def test_quadratic(call: Call, house: House) -> None:
     assert all(row["solve_minimum_norm"] == "1" and row["step"] == row["epoch"] for row in rows[1:])
 
 
-@pytest.mark.parametrize("experiment", ["quadratic", "cyclic"])
-def test_another_optimizer_beside_it(call: Call, house: House, experiment: str) -> None:
+def test_another_optimizer_in_its_place(call: Call, house: House) -> None:
     """The experiment's alpha = 0 is GGN's alone: any optimizer can be put in its place, and lambda, alpha changed."""
-    words = (f"experiment=theory/{experiment}", "trainer.epochs=1", "model.width=32", *OWN)
-    for more in ((), ("optimizer=sgd",), ("optimizer=adamw",), ("optimizer.lam=2", "optimizer.alpha=0.1")):
+    words = ("experiment=theory/cyclic", "trainer.epochs=1", "model.width=32", *OWN)
+    for more in ((), ("optimizer=sgd",), ("optimizer.lam=2", "optimizer.alpha=0.1")):
         assert call(*words, *more) == 0
-    plain, sgd, _, damped = (read_run(folder)["config"]["optimizer"] for folder in house.runs())
+    plain, sgd, damped = (read_run(folder)["config"]["optimizer"] for folder in house.runs())
     assert (plain["lam"], plain["alpha"]) == (1.0, 0.0)
     assert "alpha" not in sgd
     assert (damped["lam"], damped["alpha"]) == (2.0, 0.1)
@@ -96,9 +95,8 @@ def test_batches_and_order_decide(call: Call, house: House) -> None:
     assert full[1]["step"] == "1"
 
 
-@pytest.mark.parametrize("optimizer", ["ggn", "sgd", "adamw"])
-def test_resuming_on_vectors_changes_nothing(call: Call, house: House, optimizer: str) -> None:
-    words = ("dataset=sphere", "model=two_layer", f"optimizer={optimizer}", "trainer.batch_size=32", *OWN)
+def test_resuming_on_vectors_changes_nothing(call: Call, house: House) -> None:
+    words = ("dataset=sphere", "model=two_layer", "optimizer=ggn", "trainer.batch_size=32", *OWN)
     assert call(*words, "trainer.epochs=3") == 0
     assert call(*words, "trainer.epochs=1") == 0
     whole, part = house.runs()
@@ -117,7 +115,7 @@ def test_digits(call: Call, house: House) -> None:
     assert float(rows[-1]["train_loss"]) < 0.6 * float(rows[0]["train_loss"])
 
 
-def test_a_user_is_told(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+def test_vectors_and_images_do_not_mix(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     """Vectors and networks for images do not go together, whichever is chosen; nothing is written."""
     before = house.files()
     cases = {
@@ -148,27 +146,28 @@ def test_a_user_is_told(call: Call, house: House, capsys: pytest.CaptureFixture[
     assert house.files() == before
 
 
-def test_relu_warns_in_one_line(house: House) -> None:
+def test_relu_warns_in_one_line(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("dataset=sphere", "model=two_layer", "model.activation=relu", "trainer.epochs=1", *OWN)
-    done = house.run(*words)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: activation=relu has no continuous derivative") == 1
-    assert "_two_layer.py" not in done.stderr
+    assert call(*words) == 0
+    message = capsys.readouterr().err
+    assert message.count("warning: activation=relu has no continuous derivative") == 1
+    assert "two_layer.py" not in message
 
 
-def test_too_narrow_is_least_squares_with_a_warning(house: House) -> None:
+def test_too_narrow_is_least_squares_with_a_warning(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
     """M d = 40 weights cannot fit 100 points: the minimum-norm step is taken, and one warning says why."""
-    done = house.run("experiment=theory/quadratic", "model.width=2", "trainer.epochs=2", *OWN)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
+    assert call("experiment=theory/quadratic", "model.width=2", "trainer.epochs=2", *OWN) == 0
+    assert capsys.readouterr().err.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
     (folder,) = house.runs()
     assert np.isfinite(norms(folder)).all()
 
 
-def test_tools_on_vectors(house: House, tmp_path: Path) -> None:
+def test_tools_on_vectors(call: Call, house: House, tmp_path: Path) -> None:
     """Weights of a float64 run are used and exported to the last bit; the card's snippet runs; no image fits."""
     words = ("experiment=theory/quadratic", "model.width=256", "trainer.epochs=4", *OWN)
-    assert house.run(*words).returncode == 0
+    assert call(*words) == 0
     (run,) = house.runs()
     done = house.script("scripts/evaluate.py", f"run={run}", "split=train", "checkpoint=last", "format=json")
     assert done.returncode == 0, done.stderr

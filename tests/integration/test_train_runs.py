@@ -37,9 +37,8 @@ def test_a_sweep_of_two_optimizers(house: House) -> None:
 def test_a_failing_job_does_not_stop_the_sweep(
     call: Call, house: House, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """H02, H04, H15: the others run, the table names it, the exit code is 1, its W&B run is not a success."""
-    small = [entry for entry in SMALL if not entry.startswith("tracking")]
-    assert call(*small, "dataset.bad='crash','nan',''", multirun=True) == 1
+    """H02, H04, H15: the others run, the table names it, the exit code is 1, its run is not a success."""
+    assert call(*SMALL, "dataset.bad='crash','nan',''", multirun=True) == 1
     table = capsys.readouterr().err.split("jobs in")[1]
     assert [line.split()[0] for line in table.splitlines()[1:4]] == ["failed", "failed", "done"]
     assert "the plug-in's own mistake" in table
@@ -66,19 +65,17 @@ def test_names_of_jobs_are_short_and_safe(call: Call, house: House) -> None:
         *SMALL,
         "warm_start.sweep='a b/../c','d/e'",
         *(f"scale.{key}=8" for key in ("depth", "limit")),
-        "seed=1,2",
     ]
     assert call(*odd, multirun=True) == 0
     for folder in house.runs():
         assert len(folder.name) <= 70
         assert "/" not in folder.parent.name
         assert folder.parent.parent == house.root / "outputs" / "sweeps"
-        told = [entry.replace("'", "") for entry in read_run(folder)["overrides"]]
-        assert {"warm_start.sweep=a b/../c", "warm_start.sweep=d/e"} & set(told)
+        recorded = [entry.replace("'", "") for entry in read_run(folder)["overrides"]]
+        assert {"warm_start.sweep=a b/../c", "warm_start.sweep=d/e"} & set(recorded)
 
 
-@pytest.mark.parametrize("optimizer", ["ggn", "sgd"])
-@pytest.mark.parametrize("deterministic", ["true", "false"])
+@pytest.mark.parametrize(("optimizer", "deterministic"), [("ggn", "false"), ("sgd", "true")])
 def test_two_runs_are_identical(call: Call, house: House, optimizer: str, deterministic: str) -> None:
     """T14, T10: bit for bit on the CPU, with and without the option, dropout and shuffling included."""
     options = (
@@ -131,7 +128,7 @@ def test_train_s_is_training_only(call: Call, house: House, monkeypatch: pytest.
     from gramgn.training import TensorData
 
     batch = TensorData.batch
-    delays = {"train": 0.0, "val": 0.5, "test": 0.5}
+    delays = {"train": 0.0, "val": 0.2, "test": 0.2}
 
     def slow_batch(self: TensorData, split: str, index: Any) -> Any:
         time.sleep(delays[split])
@@ -139,14 +136,14 @@ def test_train_s_is_training_only(call: Call, house: House, monkeypatch: pytest.
 
     monkeypatch.setattr(TensorData, "batch", slow_batch)
     assert call(*SMALL, "optimizer=sgd") == 0
-    delays["train"] = 0.25
+    delays["train"] = 0.15
     assert call(*SMALL, "optimizer=sgd", "seed=1") == 0
     for folder in house.runs():
         seconds = read_run(folder)["time"]
-        assert seconds["eval_s"] >= 2.0
-        assert (seconds["train_s"] >= 1.0) == (read_run(folder)["seed"] == 1)
+        assert seconds["eval_s"] >= 0.8
+        assert (seconds["train_s"] >= 0.6) == (read_run(folder)["seed"] == 1)
         parts = sum(value for name, value in seconds.items() if name != "wall_s")
-        assert parts == pytest.approx(seconds["wall_s"], rel=0.02)
+        assert parts == pytest.approx(seconds["wall_s"], rel=0.02, abs=0.05)
 
 
 def test_mae_is_in_the_units_of_the_data(call: Call, house: House) -> None:
@@ -216,7 +213,7 @@ def test_a_warm_start_begins_with_the_last_weights(call: Call, house: House) -> 
 
 
 def test_no_path_or_host_of_this_machine_is_recorded(call: Call, house: House) -> None:
-    """run.json tells no user path; what a resume needs stands in local.json, which is never uploaded."""
+    """run.json has no path of the user; what a resume needs is in local.json, which is never uploaded."""
     small = [entry for entry in SMALL if not entry.startswith(("dataset", "model"))]
     outside = house.root.parent / "elsewhere" / "hands"
     options = (*small, "model=resnet_fixup", "dataset=rsna_synthetic", f"dataset.root={outside}")
@@ -229,10 +226,9 @@ def test_no_path_or_host_of_this_machine_is_recorded(call: Call, house: House) -
     assert len(read_rows(folder)) == 3
 
 
-@pytest.mark.parametrize("chdir", ["true", "false"])
-def test_works_from_any_folder(house: House, tmp_path: Path, chdir: str) -> None:
+def test_works_from_any_folder(house: House, tmp_path: Path) -> None:
     """H14: relative paths are below the repository, wherever the command is given and whatever Hydra does."""
-    options = ("dataset=rsna_synthetic", "trainer=debug", "tracking=none", f"hydra.job.chdir={chdir}")
+    options = ("dataset=rsna_synthetic", "trainer=debug", "tracking=none", "hydra.job.chdir=true")
     done = house.run(*options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = house.runs("outputs/runs")
@@ -276,7 +272,7 @@ def test_training_starts_no_worker_processes(repository: Path) -> None:
 def test_memory_is_peak_of_the_job(call: Call, house: House) -> None:
     """T17: the peak is reset at each job's start: a small job after a large one shows a smaller peak."""
     options = [entry for entry in SMALL if not entry.startswith("model")]
-    options += ["model=resnet_fixup", "model.depth=14", "trainer.epochs=1", "dataset.num_images=512"]
+    options += ["model=resnet_fixup", "trainer.epochs=1", "dataset.num_images=512"]
     assert call(*options, "trainer.batch_size=384", "trainer.image_size=32") == 0
     assert call(*options, "trainer.batch_size=4", "trainer.image_size=32") == 0
     large, small = (float(read_rows(folder)[0]["peak_mem_mib"]) for folder in house.runs())
@@ -284,7 +280,7 @@ def test_memory_is_peak_of_the_job(call: Call, house: House) -> None:
 
 
 def test_the_documented_objects_are_the_ones_configured() -> None:
-    """Paper settings are the defaults: PAPER's table, for each data set and its stand-in."""
+    """Paper settings are the defaults: PAPER's table, for each data set and its synthetic version."""
     from hydra import compose, initialize_config_dir
 
     afad, rsna = (0.3, 0.003), (0.1, 0.01)
