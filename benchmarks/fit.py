@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-
-from benchmarks.measure import Result
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,3 @@ def fit_cost(seconds: Mapping[int, float], num_params: int) -> Fit:
                 chosen[kept] = found / scale[kept]
     misfit = float((terms @ chosen - 1).abs().max())
     return Fit(float(chosen[0]), float(chosen[1]), float(chosen[2]), num_params, misfit)
-
-
-def sweep_results(results: Iterable[Result]) -> dict[str, dict[int, float]]:
-    """Return median seconds per step by b, of SGD and of ours, each in its fastest format at that b."""
-    seconds: dict[str, dict[int, float]] = {"SGD": {}, "ours": {}}
-    for result in results:
-        for name, row in (("SGD", result.row(result.reference)), ("ours", result.fastest_of_ours())):
-            if row and row.step_s:
-                seconds[name][result.shape.batch] = row.step_s.median
-    return seconds

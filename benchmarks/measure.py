@@ -54,7 +54,6 @@ class Settings:
         accuracy: Measure the error against float64.
         breakdown: Split our step into its parts.
         kernels: Time the kernels of the convolutions.
-        default_malloc: Measure the peak memory with malloc's default settings, with the holes between blocks.
     """
 
     device: torch.device
@@ -65,7 +64,6 @@ class Settings:
     accuracy: bool = True
     breakdown: bool = False
     kernels: bool = False
-    default_malloc: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ class Result:
     def fastest_of_ours(self, graph: bool = False) -> Row | None:
         """Return our row with the least median time."""
         mine = [row for row in self.rows if row.path.ours and row.path.graph == graph and row.step_s]
-        return min(mine, key=_median, default=None)
+        return min(mine, key=lambda row: row.step_s.median if row.step_s else math.inf, default=None)
 
 
 def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -> Result:
@@ -141,8 +139,19 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
     problem = make_problem(shape, settings.device)
     if settings.accuracy:
         say(f"{shape.title}: update in float64")
-    reference = _reference_step(problem) if settings.accuracy else None
-    rows, ready = _prepared_rows([path for path in paths if path.fits(problem)], problem, reference, say)
+    reference, how = _reference_step(problem) if settings.accuracy else (None, None)
+    rows: list[Row] = []
+    ready: dict[str, Prepared] = {}
+    for path in (path for path in paths if path.fits(problem)):
+        obstacle = path.obstacle()
+        if obstacle:
+            rows.append(Row(path, note=obstacle))
+            continue
+        say(f"{shape.title}: preparing {path.label}")
+        row, prepared = _prepare(path, problem, reference)
+        rows.append(row)
+        if prepared:
+            ready[path.name] = prepared
     say(f"{shape.title}: timing {', '.join(ready)}")
     seconds = interleaved(
         {name: prepared.step for name, prepared in ready.items()},
@@ -160,7 +169,7 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
         num_params=problem.num_params,
         jacobian_mib=problem.jacobian_bytes / 2**20,
         reference=base,
-        how=reference.how if reference else None,
+        how=how,
         rows=tuple(rows),
         counts=count_operations(problem.model, problem.x),
     )
@@ -173,29 +182,16 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
         say(f"{shape.title}: kernels of the convolutions")
         result = replace(result, kernels=tuple(time_kernels(problem, channels_last=base == "sgd-cl")))
     if settings.memory:
-        result = replace(result, rows=tuple(_with_memory(row, shape, settings, say) for row in rows))
+        for i, row in enumerate(rows):
+            if row.step_s:
+                say(f"{shape.title}: peak memory of {row.path.label}")
+                peak = peak_mib(row.path.name, row.variant, shape, settings.device, settings.threads)
+                rows[i] = replace(row, peak_mib=peak)
+        result = replace(result, rows=tuple(rows))
     return result
 
 
-def _prepared_rows(
-    paths: Sequence[Path], problem: Problem, reference: Reference | None, say: Say
-) -> tuple[list[Row], dict[str, Prepared]]:
-    """Return a row per path, and the paths that can run, prepared."""
-    rows, ready = [], {}
-    for path in paths:
-        obstacle = path.obstacle()
-        if obstacle:
-            rows.append(Row(path, note=obstacle))
-            continue
-        say(f"{problem.shape.title}: preparing {path.label}")
-        row, prepared = _prepare(path, problem, reference)
-        rows.append(row)
-        if prepared:
-            ready[path.name] = prepared
-    return rows, ready
-
-
-def _prepare(path: Path, problem: Problem, reference: Reference | None) -> tuple[Row, Prepared | None]:
+def _prepare(path: Path, problem: Problem, reference: Tensor | None) -> tuple[Row, Prepared | None]:
     """Return the path in its fastest variant that computes the right update, or why there is none."""
     candidates: list[tuple[float, Row, Prepared]] = []
     notes = []
@@ -203,10 +199,9 @@ def _prepare(path: Path, problem: Problem, reference: Reference | None) -> tuple
     for variant in variants:
         try:
             error = None
-            if reference and not path.sgd:
-                error = _relative(
-                    _moved(path.build(problem, TEST_LR, variant), problem, TEST_LR), reference.step
-                )
+            if reference is not None and not path.sgd:
+                moved = _moved(path.build(problem, TEST_LR, variant), problem, TEST_LR)
+                error = _relative(moved, reference)
                 if not error <= SAME:
                     notes.append(f"{variant or path.label}: not this update (relative error {error:.1e})")
                     continue
@@ -227,21 +222,6 @@ def _prepare(path: Path, problem: Problem, reference: Reference | None) -> tuple
         return Row(path, note="; ".join(notes)), None
     _, row, prepared = min(candidates, key=lambda candidate: candidate[0])
     return replace(row, note="; ".join(notes)), prepared
-
-
-def _with_memory(row: Row, shape: Shape, settings: Settings, say: Say) -> Row:
-    if row.step_s is None:
-        return row
-    say(f"{shape.title}: peak memory of {row.path.label}")
-    peak = peak_mib(
-        row.path.name, row.variant, shape, settings.device, settings.threads, settings.default_malloc
-    )
-    return replace(row, peak_mib=peak)
-
-
-def _median(row: Row) -> float:
-    assert row.step_s is not None
-    return row.step_s.median
 
 
 @dataclass(frozen=True)
@@ -288,27 +268,15 @@ def time_parts(shapes: Sequence[Shape], device: torch.device, rounds: int) -> It
             yield Parts(shapes[i], problems[i].num_params, turn, breakdown, sgd_s, counts[i])
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The update in float64.
+def _reference_step(problem: Problem) -> tuple[Tensor, str]:
+    """Return d [m] in float64 on the CPU, and in words how it was computed.
 
-    Attributes:
-        step: d [m], on the CPU.
-        how: How it was computed, in words.
-    """
-
-    step: Tensor
-    how: str
-
-
-def _reference_step(problem: Problem) -> Reference:
-    """Return d in float64: by one backward pass per sample, or streamed if J would be too large.
-
-    The streamed one is compared with the loop over the first 8 samples.
+    That is by one backward pass per sample, or streamed if J would be too large; the streamed one is compared with
+    the loop over the first 8 samples.
     """
     exact = problem.to(torch.float64)
     if problem.shape.batch * problem.num_params <= MOST_ENTRIES:
-        return Reference(_moved(loop(exact, 1.0, ""), exact, 1.0), "float64, one backward pass per sample")
+        return _moved(loop(exact, 1.0, ""), exact, 1.0), "float64, one backward pass per sample"
     few = exact.first(min(CHECKED, problem.shape.batch))
     by_loop = _moved(loop(few, 1.0, ""), few, 1.0)
     streamed = _moved(ours(few, 1.0, ""), few, 1.0)
@@ -316,7 +284,7 @@ def _reference_step(problem: Problem) -> Reference:
         f"float64, streamed; {_relative(streamed, by_loop):.0e} from one backward pass per sample on "
         f"{few.shape.batch} samples"
     )
-    return Reference(_moved(ours(exact, 1.0, ""), exact, 1.0), how)
+    return _moved(ours(exact, 1.0, ""), exact, 1.0), how
 
 
 def _moved(prepared: Prepared, problem: Problem, lr: float) -> Tensor:
@@ -334,9 +302,7 @@ def _relative(step: Tensor, exact: Tensor) -> float:
     return float((step - exact).norm() / exact.norm())
 
 
-def peak_mib(
-    path: str, variant: str, shape: Shape, device: torch.device, threads: int, default_malloc: bool = False
-) -> float:
+def peak_mib(path: str, variant: str, shape: Shape, device: torch.device, threads: int) -> float:
     """Return the peak memory in MiB that three steps need: weights, batch, activations, J and workspaces.
 
     CUDA: the most that torch's allocator handed out, less what other paths hold. CPU: the largest resident size of a
@@ -350,7 +316,6 @@ def peak_mib(
         shape: The problem.
         device: CPU or CUDA.
         threads: Number of torch's threads.
-        default_malloc: On the CPU: leave malloc's default settings.
     """
     if device.type == "cuda":
         return _peak_of_steps(path, variant, shape, device)
@@ -360,12 +325,11 @@ def peak_mib(
     if fork:
         context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_in_fresh_process, path, variant, shape.text, threads, default_malloc).result()
+        return pool.submit(_in_fresh_process, path, variant, shape.text, threads).result()
 
 
-def _in_fresh_process(path: str, variant: str, shape: str, threads: int, default_malloc: bool) -> float:
-    if not default_malloc:
-        give_freed_blocks_back()
+def _in_fresh_process(path: str, variant: str, shape: str, threads: int) -> float:
+    give_freed_blocks_back()
     warnings.simplefilter("ignore")  # they are shown where the path is timed
     torch.set_num_threads(threads)
     whole, cpu = Shape.parse(shape), torch.device("cpu")

@@ -146,7 +146,7 @@ def _wrapped(problem: Problem, variant: str) -> tuple[nn.Module, Tensor]:
 
 
 def _of_bias(slopes: Tensor) -> Tensor:
-    """Return the per-sample gradient [b, 1] of a scalar bias from that of its output [b, ...]."""
+    """Return the per-sample gradient [b, 1] of a scalar bias, given that of its output [b, ...]."""
     return slopes.flatten(start_dim=1).sum(dim=1, keepdim=True)
 
 

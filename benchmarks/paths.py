@@ -89,17 +89,8 @@ class Path:
         )
 
 
-def sgd(problem: Problem, lr: float, variant: str) -> Prepared:
+def sgd(problem: Problem, lr: float, variant: str, fused: bool | None = None) -> Prepared:
     """Stochastic gradient descent with momentum, torch's own defaults; `variant` is the memory format."""
-    return _sgd(problem, variant, fused=None)
-
-
-def sgd_fused(problem: Problem, lr: float, variant: str) -> Prepared:
-    """The same with torch's fused update, in channels last."""
-    return _sgd(problem, CHANNELS_LAST if problem.shape.pixels else "", fused=True)
-
-
-def _sgd(problem: Problem, variant: str, fused: bool | None) -> Prepared:
     model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
     y = problem.y
     optimizer = torch.optim.SGD(model.parameters(), lr=SGD_LR, momentum=MOMENTUM, fused=fused)
@@ -112,37 +103,31 @@ def _sgd(problem: Problem, variant: str, fused: bool | None) -> Prepared:
     return Prepared(step, model)
 
 
-def ours(problem: Problem, lr: float, variant: str) -> Prepared:
-    """Our streaming engine; `variant` is the memory format."""
-    return _ours(problem, lr, variant, "stream")
+def sgd_fused(problem: Problem, lr: float, variant: str) -> Prepared:
+    """The same with torch's fused update, in channels last."""
+    return sgd(problem, lr, CHANNELS_LAST if problem.shape.pixels else "", fused=True)
 
 
 def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
     """Our streaming engine without a stored J: the update by a second, weighted backward pass."""
-    return _ours(problem, lr, variant, Stream(low_memory=True))
+    return ours(problem, lr, variant, Stream(low_memory=True))
 
 
 def vmap(problem: Problem, lr: float, variant: str) -> Prepared:
     """`torch.func.vmap` of `grad` over the whole batch: our engine of that name."""
-    return _ours(problem, lr, variant, "vmap")
+    return ours(problem, lr, variant, "vmap")
 
 
 def loop(problem: Problem, lr: float, variant: str) -> Prepared:
     """One backward pass per sample: the reference."""
-    return _ours(problem, lr, variant, "loop")
+    return ours(problem, lr, variant, "loop")
 
 
-def _ours(problem: Problem, lr: float, variant: str, engine: str | Stream) -> Prepared:
+def ours(problem: Problem, lr: float, variant: str, engine: str | Stream = "stream") -> Prepared:
+    """Our optimizer, by default with the streaming engine; `variant` is the memory format."""
     model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
     y = problem.y
-    optimizer = GramGaussNewton(
-        model,
-        lr=lr,
-        lam=LAM,
-        alpha=ALPHA,
-        damping_convention="mean",
-        engine=engine,
-    )
+    optimizer = GramGaussNewton(model, lr=lr, lam=LAM, alpha=ALPHA, damping_convention="mean", engine=engine)
 
     def closure() -> torch.Tensor:
         residual: torch.Tensor = model(x) - y
@@ -158,26 +143,18 @@ def _last(build: Build) -> Build:
 
 def captured_sgd(problem: Problem, lr: float, variant: str) -> Prepared:
     """SGD with momentum, its whole step in one graph: forward, backward and update, channels last."""
-    model, x = problem.copied(channels_last=problem.shape.pixels is not None)
-    y = problem.y
-    optimizer = torch.optim.SGD(model.parameters(), lr=SGD_LR, momentum=MOMENTUM)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-
+    prepared = sgd(problem, lr, CHANNELS_LAST if problem.shape.pixels else "")
     # Before a capture, workspaces and momentum buffers must exist, made on another stream.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
-            step()
+            prepared.step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    return Prepared(graph.replay, model)
+        prepared.step()
+    return Prepared(graph.replay, prepared.model)
 
 
 def captured_ours(problem: Problem, lr: float, variant: str) -> Prepared:

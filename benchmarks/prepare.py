@@ -44,10 +44,14 @@ def main() -> None:
         root = Path(scratch) / "raw"
         root.mkdir()
         if given.images:
-            gather(given.images, root, given.num)
+            for number, file in enumerate(sorted(given.images.rglob("*.png"))[: given.num], start=1):
+                shutil.copyfile(file, root / f"{number}.png")
         else:
             draw(root, min(given.num, DISTINCT))
-        fill_up(root, given.num)
+        # The same files under further names: decoding them costs as much as decoding others.
+        num_distinct = len(list(root.glob("*.png")))
+        for number in range(num_distinct, given.num):
+            (root / f"{number + 1}.png").hardlink_to(root / f"{number % num_distinct + 1}.png")
         files = sorted(root.glob("*.png"))
         (root / "labels.csv").write_text("id,boneage,male\n" + "".join(f"{f.stem},100,True\n" for f in files))
         report(root, files, given.workers)
@@ -109,12 +113,6 @@ def prepare(root: Path, workers: int) -> None:
         RSNA(root, prepared_root=prepared, workers=workers).prepare(64)
 
 
-def gather(source: Path, root: Path, num: int) -> None:
-    """Copy the first PNG files of a folder under new integer names."""
-    for number, file in enumerate(sorted(source.rglob("*.png"))[:num], start=1):
-        shutil.copyfile(file, root / f"{number}.png")
-
-
 def draw(root: Path, num: int) -> None:
     """Write grey PNG files of a radiograph's size and compressibility: smooth fields with a little noise."""
     rng = np.random.default_rng(0)
@@ -123,13 +121,6 @@ def draw(root: Path, num: int) -> None:
         field = Image.fromarray(rng.integers(20, 230, (9, 7), dtype=np.uint8)).resize((width, height))
         noisy = np.asarray(field) + rng.normal(0.0, 1.5, (height, width))
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(root / f"{number}.png")
-
-
-def fill_up(root: Path, num: int) -> None:
-    """Link the same files under further names: decoding them costs as much as decoding others."""
-    num_distinct = len(list(root.glob("*.png")))
-    for number in range(num_distinct + 1, num + 1):
-        (root / f"{number}.png").hardlink_to(root / f"{(number - 1) % num_distinct + 1}.png")
 
 
 if __name__ == "__main__":

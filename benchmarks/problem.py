@@ -18,27 +18,10 @@ ALPHA = 0.3
 """The paper's alpha in the mean convention: alpha_sum = ALPHA b."""
 PERTURBATION = 0.05
 """Standard deviation of the noise added to every parameter of the ResNet: at the published start most of J is zero."""
-NUM_LAYERS = 4
 
 _SHAPE = re.compile(r"(resnet|mlp)(\d+)?:(\d+)(?:x(\d+))?")
 _DEFAULT_SIZE = {"resnet": 32, "mlp": 1024}
 _LARGEST = 1 << 16
-
-
-class MLP(nn.Module):
-    """Four linear layers with ReLU between them, `width` inputs and one output."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for _ in range(NUM_LAYERS - 1):
-            layers += [nn.Linear(width, width), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [b, width] to outputs [b]."""
-        output: Tensor = self.layers(x)
-        return output[:, 0]
 
 
 @dataclass(frozen=True)
@@ -131,11 +114,9 @@ class Problem:
             x = x.to(memory_format=torch.channels_last)
         return model, x
 
-    def first(self, num_samples: int) -> Problem:
-        """Return the problem of the first `num_samples` samples."""
-        return Problem(
-            replace(self.shape, batch=num_samples), self.model, self.x[:num_samples], self.y[:num_samples]
-        )
+    def first(self, b: int) -> Problem:
+        """Return the problem of the first `b` samples."""
+        return Problem(replace(self.shape, batch=b), self.model, self.x[:b], self.y[:b])
 
     def to(self, dtype: torch.dtype) -> Problem:
         """Return the same numbers in another dtype."""
@@ -154,7 +135,8 @@ def make_problem(shape: Shape, device: torch.device, seed: int = 0) -> Problem:
                     param.add_(PERTURBATION * torch.randn_like(param))
             x = torch.randn(shape.batch, 3, shape.pixels, shape.pixels)
         else:
-            model = MLP(shape.size)
+            hidden = [each for _ in range(3) for each in (nn.Linear(shape.size, shape.size), nn.ReLU())]
+            model = nn.Sequential(*hidden, nn.Linear(shape.size, 1), nn.Flatten(start_dim=0))
             x = torch.randn(shape.batch, shape.size)
         y = torch.randn(shape.batch)
     return Problem(shape, model.to(device), x.to(device), y.to(device))

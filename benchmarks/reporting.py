@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.breakdown import PARTS
-from benchmarks.fit import Fit
+from benchmarks.fit import fit_cost
 from benchmarks.kernels import GRAM, SUMMED, least_ratio
 from benchmarks.measure import Result, Row
 from benchmarks.problem import ALPHA, LAM, PERTURBATION
@@ -61,6 +61,16 @@ def head_text(machine: str) -> str:
         f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). * marks the SGD to which ratios are relative."
     )
     return "\n".join((_wrapped(machine), _wrapped(problem)))
+
+
+def result_text(result: Result) -> str:
+    """Return all tables of one shape."""
+    tables = [shape_text(result)]
+    if result.breakdown:
+        tables.append(breakdown_text(result))
+    if result.kernels:
+        tables.append(kernels_text(result))
+    return "\n\n".join(tables)
 
 
 def shape_text(result: Result) -> str:
@@ -141,32 +151,28 @@ def kernels_text(result: Result) -> str:
     return "\n".join([_wrapped(title), table(head, rows), least])
 
 
-def sweep_text(seconds: Mapping[str, Mapping[int, float]], fits: Mapping[str, Fit], title: str) -> str:
-    """Return step times by batch size and path, with the fits.
-
-    Args:
-        seconds: Median seconds per step by path and b.
-        fits: The fit of each path.
-        title: The network.
-    """
-    base, *others = seconds
-    head = ["b"]
-    for name in seconds:
-        head += [f"{name} ms", "per sample"]
-    head += [f"{name} / {base}" for name in others] + [f"b^2 m share of {name}" for name in others]
+def sweep_text(results: Sequence[Result]) -> str:
+    """Return step times by batch size, of SGD and ours in their fastest formats at each, with the fits."""
+    seconds: dict[str, dict[int, float]] = {"SGD": {}, "ours": {}}
+    for result in results:
+        for name, row in (("SGD", result.row(result.reference)), ("ours", result.fastest_of_ours())):
+            if row and row.step_s:
+                seconds[name][result.shape.batch] = row.step_s.median
+    sgd, ours = seconds.values()
+    fits = {name: fit_cost(of_b, results[0].num_params) for name, of_b in seconds.items()}
+    head = ("b", "SGD ms", "per sample", "ours ms", "per sample", "ours / SGD", "b^2 m share of ours")
     rows = []
-    for b in seconds[base]:
-        cells = [str(b)]
-        for of_b in seconds.values():
-            cells += [f"{of_b[b] * 1e3:.2f}", f"{of_b[b] / b * 1e3:.3f}"]
-        cells += [f"{seconds[name][b] / seconds[base][b]:.2f}" for name in others]
-        cells += [f"{fits[name].square_share(b):.1%}" for name in others]
-        rows.append(cells)
+    for b in sgd:
+        times = [
+            text for of_b in (sgd, ours) for text in (f"{of_b[b] * 1e3:.2f}", f"{of_b[b] / b * 1e3:.3f}")
+        ]
+        rows.append([str(b), *times, f"{ours[b] / sgd[b]:.2f}", f"{fits['ours'].square_share(b):.1%}"])
     lines = [
         f"{name}: t(b) = {fit.fixed_s * 1e3:.3g} ms + {fit.linear_s * 1e3:.3g} ms b + {fit.square_s:.3g} s b^2 m, "
         f"m = {fit.num_params:,}, off by at most {fit.misfit:.1%}"
         for name, fit in fits.items()
     ]
+    title = results[0].shape.title.replace(f", batch {results[0].shape.batch}", "")
     return "\n".join([title, table(head, rows), *lines])
 
 
@@ -219,9 +225,7 @@ def _csv_row(result: Result, row: Row) -> dict[str, Any]:
     }
     if row.step_s and row.ratio:
         step, ratio = row.step_s, row.ratio
-        names = ("step_s", "step_low_s", "step_high_s", "step_least_s", "step_most_s")
-        values = (step.median, step.low, step.high, step.least, step.most)
-        cells |= {name: f"{value:.6f}" for name, value in zip(names, values, strict=True)}
-        of_sgd = zip(("ratio", "ratio_low", "ratio_high"), (ratio.median, ratio.low, ratio.high), strict=True)
-        cells |= {name: f"{value:.4f}" for name, value in of_sgd}
+        cells |= {"step_s": f"{step.median:.6f}", "ratio": f"{ratio.median:.4f}"}
+        cells |= {f"step_{name}_s": f"{getattr(step, name):.6f}" for name in ("low", "high", "least", "most")}
+        cells |= {f"ratio_{name}": f"{getattr(ratio, name):.4f}" for name in ("low", "high")}
     return cells

@@ -26,9 +26,9 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's remar
 
 import torch  # noqa: E402
 
-from benchmarks import fit, reporting  # noqa: E402
-from benchmarks.measure import Result, Settings, measure  # noqa: E402
-from benchmarks.paths import PATHS, choose_paths  # noqa: E402
+from benchmarks import reporting  # noqa: E402
+from benchmarks.measure import Settings, measure  # noqa: E402
+from benchmarks.paths import DEFAULT_PATHS, PATHS, choose_paths  # noqa: E402
 from benchmarks.problem import Shape  # noqa: E402
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.malloc import keep_freed_blocks  # noqa: E402
@@ -36,7 +36,6 @@ from gramgn.records import processor_name  # noqa: E402
 
 DEFAULT_SHAPES = ("resnet:128x64", "resnet:32x64", "resnet:128x32", "mlp:128")
 SMOKE_SHAPES = ("resnet8:8x16", "mlp32:8")
-DEFAULT_PATHS = tuple(name for name in PATHS if name != "sgd-fused")
 SWEEP_PATHS = ("sgd", "sgd-cl", "ours", "ours-cl")
 SWEEP_BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -85,13 +84,6 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="time the kernels of the convolutions, which bound the ratio from below",
     )
-    add("--no-memory", action="store_true", help="do not measure the peak memory")
-    add(
-        "--default-malloc",
-        action="store_true",
-        help="leave malloc's default settings, for the times and for the peak memory",
-    )
-    add("--no-accuracy", action="store_true", help="do not measure the error relative to float64")
     add("--csv", type=Path, metavar="FILE", help="write a CSV file with one row per shape and path")
     add(
         "--report",
@@ -130,34 +122,35 @@ def run(given: argparse.Namespace) -> None:
     file = given.csv
     if given.report and not file:
         kind = "gpu" if device.type == "cuda" else "cpu"
-        file = ROOT / "outputs" / "results" / f"{kind}_step_{file_name(device)}.csv"
+        name = re.sub(r"[^A-Za-z0-9]+", "-", device_name(device)).strip("-")
+        file = ROOT / "outputs" / "results" / f"{kind}_step_{name}.csv"
     if file and file.is_dir():
         raise InputError(f"--csv {file} is a folder; give the name of a file")
     if given.threads:
         torch.set_num_threads(given.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.tf32
     # As train.py does, for every path.
-    kept = device.type == "cpu" and not given.default_malloc and keep_freed_blocks()
+    kept = device.type == "cpu" and keep_freed_blocks()
     machine = describe(device, given.tf32, kept)
     settings = Settings(
         device=device,
         threads=torch.get_num_threads(),
         rounds=given.rounds or (2 if given.smoke else 11),
         limit_s=given.limit_s / len(shapes),
-        memory=not (given.no_memory or given.sweep),
-        accuracy=not (given.no_accuracy or given.sweep),
+        memory=not given.sweep,
+        accuracy=not given.sweep,
         breakdown=given.breakdown,
         kernels=given.kernels,
-        default_malloc=given.default_malloc,
     )
     print(reporting.head_text(machine), flush=True)
     results = []
     for shape in shapes:
-        results.append(measure(shape, paths, settings, say))
+        result = measure(shape, paths, settings, lambda text: print(text, file=sys.stderr, flush=True))
+        results.append(result)
         if not given.sweep:
-            show(results[-1])
+            print(f"\n{reporting.result_text(result)}", flush=True)
     if given.sweep:
-        show_sweep(results)
+        print(f"\n{reporting.sweep_text(results)}")
     if file:
         reporting.write_csv(file, results, device_name(device), machine)
         print(f"\nwritten: {file}")
@@ -171,23 +164,6 @@ def chosen_shapes(given: argparse.Namespace) -> list[Shape]:
         return [Shape("resnet", depth, b, pixels) for b in batches]
     default = SMOKE_SHAPES if given.smoke else DEFAULT_SHAPES
     return [Shape.parse(text) for text in given.shapes or default]
-
-
-def show(result: Result) -> None:
-    """Print what was measured at one shape."""
-    print(f"\n{reporting.shape_text(result)}", flush=True)
-    if result.breakdown:
-        print(f"\n{reporting.breakdown_text(result)}", flush=True)
-    if result.kernels:
-        print(f"\n{reporting.kernels_text(result)}", flush=True)
-
-
-def show_sweep(results: list[Result]) -> None:
-    """Print the times of a sweep and the fit of each path."""
-    seconds = fit.sweep_results(results)
-    fits = {name: fit.fit_cost(of_b, results[0].num_params) for name, of_b in seconds.items() if of_b}
-    title = results[0].shape.title.replace(f", batch {results[0].shape.batch}", "")
-    print(f"\n{reporting.sweep_text(seconds, fits, title)}")
 
 
 def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> str:
@@ -214,16 +190,6 @@ def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> str:
 def device_name(device: torch.device) -> str:
     """Return the name of the card, or of the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-
-
-def file_name(device: torch.device) -> str:
-    """Return the name of a device in characters that every file system accepts."""
-    return re.sub(r"[^A-Za-z0-9]+", "-", device_name(device)).strip("-")
-
-
-def say(text: str) -> None:
-    """Report the progress on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.breakdown import PARTS, profile_step
-from benchmarks.measure import Settings, measure
-from benchmarks.paths import PATHS, ours, parameters_of
-from benchmarks.problem import Shape, make_problem
+from benchmarks import (
+    PARTS,
+    PATHS,
+    Settings,
+    Shape,
+    make_problem,
+    measure,
+    ours,
+    parameters_of,
+    profile_step,
+)
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from house import Call, House, losses, read_rows, read_run
+from trained_runs import tool
 
 from gramgn.data import Sphere
 from gramgn.models import TwoLayer
@@ -146,37 +147,38 @@ def test_vectors_and_images_do_not_mix(call: Call, house: House, capsys: pytest.
     assert house.files() == before
 
 
-def test_relu_warns_in_one_line(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("dataset=sphere", "model=two_layer", "model.activation=relu", "trainer.epochs=1", *OWN)
-    assert call(*words) == 0
-    message = capsys.readouterr().err
-    assert message.count("warning: activation=relu has no continuous derivative") == 1
-    assert "two_layer.py" not in message
-
-
-def test_too_narrow_is_least_squares_with_a_warning(
-    call: Call, house: House, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """M d = 40 weights cannot fit 100 points: the minimum-norm step is taken, and one warning says why."""
-    assert call("experiment=theory/quadratic", "model.width=2", "trainer.epochs=2", *OWN) == 0
-    assert capsys.readouterr().err.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
+def test_warnings_of_one_line_each(house: House) -> None:
+    """ReLU has a kink, and M d = 40 weights cannot fit 100 points: the minimum-norm step is taken."""
+    words = (
+        "experiment=theory/quadratic",
+        "model.width=2",
+        "model.activation=relu",
+        "trainer.epochs=2",
+        *OWN,
+    )
+    done = house.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: activation=relu has no continuous derivative") == 1
+    assert "two_layer.py" not in done.stderr
+    assert done.stderr.count("warning: GramGaussNewton: the small eigenvalues of G") == 1
     (folder,) = house.runs()
     assert np.isfinite(norms(folder)).all()
 
 
-def test_tools_on_vectors(call: Call, house: House, tmp_path: Path) -> None:
-    """Weights of a float64 run are used and exported to the last bit; the card's snippet runs; no image fits."""
+def test_tools_on_vectors(
+    call: Call, house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights of a float64 run are used and exported to the last bit; the card's snippet runs."""
     words = ("experiment=theory/quadratic", "model.width=256", "trainer.epochs=4", *OWN)
     assert call(*words) == 0
     (run,) = house.runs()
-    done = house.script("scripts/evaluate.py", f"run={run}", "split=train", "checkpoint=last", "format=json")
-    assert done.returncode == 0, done.stderr
+    capsys.readouterr()
+    assert tool(house, "evaluate", f"run={run}", "split=train", "checkpoint=last", "format=json") == 0
     recorded = float(read_rows(run)[-1]["train_eval_loss"])
     assert recorded < 1e-20  # float32 weights would give 1e-15
-    assert json.loads(done.stdout)["loss"] == pytest.approx(recorded, rel=0.5)
+    assert json.loads(capsys.readouterr().out)["loss"] == pytest.approx(recorded, rel=0.5)
     out = tmp_path / "exported"
-    done = house.script("scripts/export.py", f"run={run}", f"out={out}", "checkpoint=last")
-    assert done.returncode == 0, done.stderr
+    assert tool(house, "export", f"run={run}", f"out={out}", "checkpoint=last") == 0
     kept = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
     weights = torch.load(out / "weights.pt", weights_only=True)
     assert all(torch.equal(weights[name], kept[name]) for name in kept)
@@ -186,11 +188,6 @@ def test_tools_on_vectors(call: Call, house: House, tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     ran = subprocess.run([sys.executable, "-c", code], cwd=out, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    done = house.script(
-        "scripts/predict.py", f"run={run}", f"images={run / 'run.json'}", f"out={tmp_path / 'p.csv'}"
-    )
-    assert done.returncode == 2
-    assert "does not say how an image file becomes what the network sees" in done.stderr
 
 
 def test_nothing_to_prepare(house: House) -> None:

@@ -9,33 +9,31 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.breakdown import PARTS, Breakdown, Interval, exclusive, launched_within, profile_step
-from benchmarks.counts import Counts, count_operations
-from benchmarks.fit import fit_cost
-from benchmarks.kernels import Kernels, least_ratio, time_kernels
-from benchmarks.measure import Result, Row
-from benchmarks.paths import PATHS, ours
-from benchmarks.problem import Shape, make_problem
-from benchmarks.reporting import shape_text, table
-from benchmarks.timing import Spread, interleaved, ratios
+from benchmarks import (
+    PARTS,
+    Breakdown,
+    Interval,
+    Kernels,
+    Shape,
+    Spread,
+    count_operations,
+    exclusive,
+    fit_cost,
+    interleaved,
+    launched_within,
+    least_ratio,
+    make_problem,
+    ours,
+    profile_step,
+    ratios,
+    time_kernels,
+)
 
 CPU = torch.device("cpu")
 
 
 def one(value: float) -> Spread:
     return Spread(value, value, value, value, value)
-
-
-def made_up(
-    shape: str, seconds: dict[str, float], peaks: dict[str, float], jacobian_mib: float = 100
-) -> Result:
-    """Return a result in which sgd is the reference."""
-    rows = tuple(
-        Row(PATHS[name], step_s=one(s), ratio=one(s / seconds["sgd"]), peak_mib=peaks.get(name))
-        for name, s in seconds.items()
-    )
-    counts = Counts(forward=1, factored=0, gram=1, update=1)
-    return Result(Shape.parse(shape), 10, jacobian_mib, "sgd", None, rows, counts)
 
 
 # --- Time ---
@@ -179,22 +177,7 @@ def test_the_fit_has_no_negative_term() -> None:
     assert 0 < fit.misfit < 0.5
 
 
-# --- Tables ---
-
-
-def test_columns_are_aligned() -> None:
-    assert table(("x", "y"), [("a", "1"), ("long", "22")]).splitlines() == [
-        "x      y",
-        "--------",
-        "a      1",
-        "long  22",
-    ]
-
-
-def test_a_table_fits_a_terminal() -> None:
-    names = [name for name in PATHS if name not in ("sgd-fused",)]
-    result = made_up("resnet:1024x64", dict.fromkeys(names, 123.4567), dict.fromkeys(names, 12345.6))
-    assert max(map(len, shape_text(result).splitlines())) <= 100
+# --- Kernels ---
 
 
 def test_the_least_ratio_puts_the_fastest_path_and_the_gram_product_in_the_place_of_the_sum() -> None:

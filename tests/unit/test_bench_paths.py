@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.measure import Result, Settings, measure, peak_mib
-from benchmarks.packages import Prepared, gram_update, plain_name, wrapped
-from benchmarks.paths import PATHS, Path, choose_paths, ours, parameters_of, sgd
-from benchmarks.problem import Problem, Shape, make_problem
+from benchmarks import (
+    PATHS,
+    Path,
+    Prepared,
+    Problem,
+    Result,
+    Settings,
+    Shape,
+    choose_paths,
+    make_problem,
+    measure,
+    ours,
+    parameters_of,
+    peak_mib,
+)
 from gramgn.errors import InputError
 
 CPU = torch.device("cpu")
@@ -29,7 +40,7 @@ def test_shapes_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     "text", ["vgg:1x1", "resnet:128", "mlp:4x4", "resnet:0x8", "resnet9:4x8", "mlp:", ""]
 )
-def test_other_shapes_are_refused(text: str) -> None:
+def test_other_shapes_are_rejected(text: str) -> None:
     with pytest.raises(InputError, match=f"shape '{text}'"):
         Shape.parse(text)
 
@@ -50,33 +61,6 @@ def test_the_problem_has_a_jacobian_in_every_parameter() -> None:
     again = make_problem(TINY, CPU)
     assert torch.equal(problem.x, again.x)
     assert torch.equal(problem.y, again.y)
-
-
-def test_the_wrapped_network_is_the_same_network() -> None:
-    problem = make_problem(TINY, CPU)
-    other = wrapped(problem.model)
-    assert torch.equal(other(problem.x), problem.model(problem.x))
-    by_name = {plain_name(name): param for name, param in other.named_parameters()}
-    assert set(by_name) == {name for name, _ in problem.model.named_parameters()}
-    assert all(torch.equal(by_name[name], param) for name, param in problem.model.named_parameters())
-    # Every parameter belongs to a module that has nothing below it.
-    owners = [m for m in other.modules() if next(m.parameters(recurse=False), None) is not None]
-    assert all(not list(owner.children()) for owner in owners)
-
-
-def test_the_formula_is_the_dense_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    J = torch.randn(5, 205, dtype=torch.float64, generator=generator)
-    r = torch.randn(5, dtype=torch.float64, generator=generator)
-    params = [
-        torch.zeros(1, dtype=torch.float64),
-        torch.zeros(4, dtype=torch.float64),
-        torch.zeros(20, 10).double(),
-    ]
-    blocks = [J[:, :1], J[:, 1:5], J[:, 5:].reshape(5, 20, 10)]
-    gram_update(params, blocks, r, alpha_sum=0.7, lr=0.5)
-    step = torch.linalg.solve(J.T @ J + 0.7 * torch.eye(205, dtype=torch.float64), J.T @ r)
-    torch.testing.assert_close(torch.cat([p.flatten() for p in params]), -0.5 * step)
 
 
 # --- What a row says ---
@@ -114,7 +98,7 @@ def test_the_fastest_right_variant_is_taken() -> None:
     assert "wrong: not this update" in row.note
 
 
-def test_a_package_that_fails_is_told_and_our_own_failure_is_raised() -> None:
+def test_a_failing_package_is_reported_and_our_own_failure_is_raised() -> None:
     def broken(problem: Problem, lr: float, variant: str) -> Prepared:
         raise NotImplementedError("no rule for this layer\nmore")
 
@@ -161,7 +145,7 @@ def test_peak_memory_grows_with_the_problem() -> None:
 
 def test_sgd_moves_weights_too_little_to_matter() -> None:
     problem = make_problem(TINY, CPU)
-    prepared = sgd(problem, 1.0, "")
+    prepared = PATHS["sgd"].build(problem, 1.0, "")
     for _ in range(20):
         prepared.step()
     before = parameters_of(problem.model)

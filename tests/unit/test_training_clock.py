@@ -78,11 +78,11 @@ def test_a_part_that_raises_is_counted(clock: Clock, time: FakeTime) -> None:
 def test_a_resumed_clock_goes_on(clock: Clock, time: FakeTime) -> None:
     """T04: seconds of earlier starts are kept, the pause between the starts is not."""
     spend(clock, time, "train", 3.0)
-    state = clock.state_dict()
+    state = clock.summary()
     time.now += 1000.0
     later = Clock(time.synchronize, now=time)
     spend(later, time, "startup", 1.0)
-    later.load_state_dict(state)
+    later.resume(state)
     spend(later, time, "train", 4.0)
     assert later.train_s() == 7.0
     assert later.wall_s() == 8.0

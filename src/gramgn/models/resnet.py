@@ -109,6 +109,15 @@ class NormalisedBlock(nn.Module):
         return torch.relu(self.norm2(self.conv2(branch)) + self.shortcut(x))
 
 
+def check_images(x: Tensor, in_channels: int, network: str) -> None:
+    """Raise ValueError unless `x` is images [B, in_channels, H, W]."""
+    if x.ndim != 4 or x.shape[1] != in_channels:
+        raise ValueError(
+            f"{network} takes images [B, {in_channels}, H, W], got {list(x.shape)}; "
+            "set in_channels to the number of channels of the images"
+        )
+
+
 class _ResNet(nn.Module):
     """The frame of the three networks: the input, the shapes of the blocks, the last layer."""
 
@@ -134,10 +143,8 @@ class _ResNet(nn.Module):
                 channels = self.width * 2**stage
         return shapes
 
-    def _last_layer(self) -> nn.Linear:
-        return nn.Linear(self.width * 2 ** (NUM_STAGES - 1), self.num_outputs)
-
-    def _initialise_ends(self, stem: nn.Conv2d, last: nn.Linear, zero_last_layer: bool) -> None:
+    def _add_last_layer(self, stem: nn.Conv2d, zero_last_layer: bool) -> None:
+        self.last = last = nn.Linear(self.width * 2 ** (NUM_STAGES - 1), self.num_outputs)
         he_normal(stem)
         nn.init.zeros_(last.bias)
         if zero_last_layer:
@@ -145,14 +152,13 @@ class _ResNet(nn.Module):
         else:
             nn.init.normal_(last.weight, std=1 / math.sqrt(last.in_features))
 
-    def _check_images(self, x: Tensor) -> None:
-        if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(
-                f"{type(self).__name__} takes images [B, {self.in_channels}, H, W], got {list(x.shape)}; "
-                "set in_channels to the number of channels of the images"
-            )
+    def _features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
-    def _shape_output(self, outputs: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images [B, C, H, W] to outputs [B], or [B, k] for k > 1."""
+        check_images(x, self.in_channels, type(self).__name__)
+        outputs: Tensor = self.last(self._features(x))
         return outputs[:, 0] if self.num_outputs == 1 else outputs
 
 
@@ -189,40 +195,28 @@ class ResNetFixup(_ResNet):
         self.bias1 = nn.Parameter(torch.zeros(1))
         self.blocks = nn.Sequential(*(FixupBlock(*shape, self.num_blocks) for shape in self._block_shapes()))
         self.bias2 = nn.Parameter(torch.zeros(1))
-        self.last = self._last_layer()
-        self._initialise_ends(self.stem, self.last, zero_last_layer)
+        self._add_last_layer(self.stem, zero_last_layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images [B, C, H, W] to outputs [B], or [B, k] for k > 1."""
-        self._check_images(x)
+    def _features(self, x: Tensor) -> Tensor:
         x = self.blocks(torch.relu(self.stem(x) + self.bias1))
-        return self._shape_output(self.last(x.mean(dim=(2, 3)) + self.bias2))
+        return x.mean(dim=(2, 3)) + self.bias2
 
 
 class _NormalisedResNet(_ResNet):
     """A ResNet whose convolutions are each followed by `norm`; the other arguments as in `ResNetFixup`."""
 
     def __init__(
-        self,
-        norm: Norm,
-        depth: int,
-        width: int,
-        in_channels: int,
-        num_outputs: int,
-        zero_last_layer: bool,
+        self, norm: Norm, depth: int, width: int, in_channels: int, num_outputs: int, zero_last_layer: bool
     ) -> None:
         super().__init__(depth, width, in_channels, num_outputs)
         self.stem = _conv3x3(in_channels, width)
         self.norm = norm(width)
         self.blocks = nn.Sequential(*(NormalisedBlock(*shape, norm) for shape in self._block_shapes()))
-        self.last = self._last_layer()
-        self._initialise_ends(self.stem, self.last, zero_last_layer)
+        self._add_last_layer(self.stem, zero_last_layer)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images [B, C, H, W] to outputs [B], or [B, k] for k > 1."""
-        self._check_images(x)
-        x = self.blocks(torch.relu(self.norm(self.stem(x))))
-        return self._shape_output(self.last(x.mean(dim=(2, 3))))
+    def _features(self, x: Tensor) -> Tensor:
+        features: Tensor = self.blocks(torch.relu(self.norm(self.stem(x))))
+        return features.mean(dim=(2, 3))
 
 
 class ResNetBN(_NormalisedResNet):
@@ -305,12 +299,10 @@ def _blocks_per_stage(depth: int) -> int:
     Raises:
         ValueError: `depth` is not such a number; the message names the nearest valid ones.
     """
-    whole = isinstance(depth, int) and not isinstance(depth, bool)
-    if whole and depth >= 8 and (depth - 2) % 6 == 0:
-        return (depth - 2) // 6
-    if not whole or depth < 8:
-        near = "8, 14, 20, 26, 32"
-    else:
+    near = "8, 14, 20, 26, 32"
+    if isinstance(depth, int) and not isinstance(depth, bool) and depth >= 8:
+        if (depth - 2) % 6 == 0:
+            return (depth - 2) // 6
         below = depth - (depth - 2) % 6
         near = f"{below} and {below + 6}"
     raise ValueError(f"depth must be 6 n + 2 with n >= 1, got {depth!r}; the nearest valid depths are {near}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from gramgn.models.resnet import he_normal, positive_int
+from gramgn.models.resnet import check_images, he_normal, positive_int
 
 
 class TorchvisionNetwork(nn.Module):
@@ -60,11 +60,7 @@ class TorchvisionNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images [B, C, H, W] to outputs [B], or [B, k] for k > 1."""
-        if x.ndim != 4 or x.shape[1] != self.in_channels:
-            raise ValueError(
-                f"{type(self).__name__} takes images [B, {self.in_channels}, H, W], got {list(x.shape)}; "
-                "set in_channels to the number of channels of the images"
-            )
+        check_images(x, self.in_channels, type(self).__name__)
         outputs: Tensor = self.network(x)
         return outputs[:, 0] if self.num_outputs == 1 else outputs
 

@@ -40,31 +40,19 @@ def _softplus(z: Tensor) -> Tensor:
     return nn.functional.softplus(z, threshold=SOFTPLUS_LINEAR_ABOVE)
 
 
-def _erf_derivative(z: Tensor) -> Tensor:
-    return 2 / math.sqrt(math.pi) * torch.exp(-z.square())
-
-
-def _tanh_derivative(z: Tensor) -> Tensor:
-    return 1 - torch.tanh(z).square()
-
-
 def _gelu_derivative(z: Tensor) -> Tensor:
     """Return Phi(z) + z phi(z)."""
     return (1 + torch.erf(z / ROOT_2)) / 2 + z * torch.exp(-z.square() / 2) / ROOT_2_PI
 
 
-def _relu_derivative(z: Tensor) -> Tensor:
-    return (z > 0).to(z.dtype)
-
-
 ACTIVATIONS = {
     activation.name: activation
     for activation in (
-        Activation("erf", torch.erf, _erf_derivative),
-        Activation("tanh", torch.tanh, _tanh_derivative),
+        Activation("erf", torch.erf, lambda z: 2 / math.sqrt(math.pi) * torch.exp(-z.square())),
+        Activation("tanh", torch.tanh, lambda z: 1 - torch.tanh(z).square()),
         Activation("softplus", _softplus, torch.sigmoid),
         Activation("gelu", nn.functional.gelu, _gelu_derivative),
-        Activation("relu", torch.relu, _relu_derivative, smooth=False),
+        Activation("relu", torch.relu, lambda z: (z > 0).to(z.dtype), smooth=False),
     )
 }
 

@@ -17,8 +17,7 @@ from gramgn.training.device import (
     synchronize,
     use_channels_last,
 )
-from gramgn.training.loop import Best, Diverged, Evaluation, Trainer, evaluate
-from gramgn.training.meter import EpochMeter, StepReport
+from gramgn.training.loop import Diverged, Trainer, evaluate
 from gramgn.training.muon import muon_with_adamw, split_for_muon
 from gramgn.training.reporter import Reporter
 from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
@@ -26,17 +25,13 @@ from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
 __all__ = [
     "BEST",
     "LAST",
-    "Best",
     "Checkpoints",
     "Clock",
     "Diverged",
-    "EpochMeter",
-    "Evaluation",
     "PeakMemory",
     "Precision",
     "Reporter",
     "Scaling",
-    "StepReport",
     "Stepper",
     "TensorData",
     "Trainer",

@@ -39,7 +39,10 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         last = self.folder / LAST
         with atomic_file(last) as temporary:
-            _save({"identity": self._identity, **state}, temporary)
+            try:
+                torch.save({"identity": self._identity, **state}, temporary)
+            except RuntimeError as error:  # how torch's writer reports a full disk
+                raise OSError(f"torch could not write it; is the disk full? ({first_line(error)})") from error
             if last.exists():
                 _link(last, self.folder / PREVIOUS)
         if is_best:
@@ -95,18 +98,6 @@ def _link(source: Path, target: Path) -> None:
     temporary.unlink(missing_ok=True)
     os.link(source, temporary)
     temporary.replace(target)
-
-
-def _save(content: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint.
-
-    Raises:
-        OSError: Writing failed; torch's writer reports a full disk as an internal error.
-    """
-    try:
-        torch.save(content, path)
-    except RuntimeError as error:
-        raise OSError(f"torch could not write it; is the disk full? ({first_line(error)})") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

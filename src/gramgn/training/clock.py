@@ -54,15 +54,11 @@ class Clock:
         return self._wall_before + self._now() - self._start
 
     def summary(self) -> dict[str, float]:
-        """Return the seconds of every part and in total, as recorded in run.json."""
+        """Return the seconds of every part and in total, for run.json and checkpoints."""
         return {f"{name}_s": value for name, value in self.seconds.items()} | {"wall_s": self.wall_s()}
 
-    def state_dict(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
-        return self.summary()
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Continue from the seconds of an earlier start, to which those of this start so far are added."""
+    def resume(self, before: dict[str, float]) -> None:
+        """Add the seconds of the earlier starts, the `summary` in their checkpoint, to those of this start so far."""
         for name in PARTS:
-            self.seconds[name] += state[f"{name}_s"]
-        self._wall_before = state["wall_s"]
+            self.seconds[name] += before[f"{name}_s"]
+        self._wall_before = before["wall_s"]

@@ -15,7 +15,7 @@ DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How long, on what and in which order to train (``conf/trainer/``).
+    """How long, on what and in which order to train (`conf/trainer/`).
 
     Attributes:
         scale: Name of the scale that the defaults come from; a label in records and figures, any word.
@@ -64,11 +64,12 @@ class TrainerConfig:
     theory_every: int | None = None
 
     def __post_init__(self) -> None:
+        least = dict.fromkeys(("epochs", "eval_every", "eval_batch_size"), 1) | {"image_size": 8}
+        least |= {name: 1 for name in ("threads", "theory_every") if getattr(self, name) is not None}
         problems = [
-            f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {least}"
-            for name, least in _LEAST.items()
-            if not is_whole(getattr(self, name), least)
-            and not (name in _OPTIONAL and getattr(self, name) is None)
+            f"trainer.{name}={getattr(self, name)!r} must be a whole number of at least {minimum}"
+            for name, minimum in least.items()
+            if not is_whole(getattr(self, name), minimum)
         ]
         if self.batch_size != "full" and not is_whole(self.batch_size, 1):
             problems.append(
@@ -86,9 +87,10 @@ class TrainerConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.:-]+", value):
                 problems.append(f"trainer.{name}={value!r} must be a word, such as {example}")
-        if isinstance(self.threads, int) and self.threads > most_threads():
+        most_threads = 4 * (os.cpu_count() or 1)  # far more of them crash torch
+        if isinstance(self.threads, int) and self.threads > most_threads:
             problems.append(
-                f"trainer.threads={self.threads} must be at most {most_threads()}, four for each core of this machine"
+                f"trainer.threads={self.threads} must be at most {most_threads}, four per core of this machine"
             )
         if problems:
             raise ConfigError("\n".join(problems))
@@ -96,19 +98,3 @@ class TrainerConfig:
     def batch_size_for(self, num_train: int) -> int:
         """Return the number of samples in a whole batch of a training split of `num_train` samples."""
         return num_train if self.batch_size == "full" else min(int(self.batch_size), num_train)
-
-
-def most_threads() -> int:
-    """Return the largest sensible number of threads on this machine; far more of them crash torch."""
-    return 4 * (os.cpu_count() or 1)
-
-
-_OPTIONAL = ("threads", "theory_every")
-_LEAST = {
-    "epochs": 1,
-    "image_size": 8,
-    "eval_every": 1,
-    "eval_batch_size": 1,
-    "threads": 1,
-    "theory_every": 1,
-}

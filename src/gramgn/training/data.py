@@ -71,7 +71,8 @@ class TensorData:
                 f"only one channel can be repeated"
             )
         rows = {name: np.flatnonzero(split == name) for name in SPLITS}
-        store = device if _fits(images.nbytes, device) else torch.device("cpu")
+        fits = device.type != "cuda" or images.nbytes <= torch.cuda.mem_get_info(device)[0] // 2
+        store = device if fits else torch.device("cpu")
         # Each split is copied once, directly from the memory map, so that no second whole copy exists.
         self._images = {name: torch.from_numpy(images[rows[name]]).to(store) for name in SPLITS}
         self.scaling = self._fit_scaling(targets[rows["train"]], standardize_targets)
@@ -118,8 +119,7 @@ def pixel_statistics(images: torch.Tensor) -> tuple[list[float], list[float]]:
     Sums of integers, so the result does not depend on the chunks or the device. A constant channel gets 1.
     """
     count = images.shape[0] * images.shape[2] * images.shape[3]
-    total = torch.zeros(images.shape[1], dtype=torch.int64)
-    squares = torch.zeros(images.shape[1], dtype=torch.int64)
+    total, squares = torch.zeros(2, images.shape[1], dtype=torch.int64)
     for chunk in images.split(CHUNK):
         whole = chunk.to(torch.int64)
         total += whole.sum(dim=(0, 2, 3)).cpu()
@@ -146,10 +146,3 @@ def _check_arrays(images: np.ndarray, targets: np.ndarray, split: np.ndarray) ->
                 f"the {name} split is empty ({len(split)} samples in all); "
                 "use more images (dataset.limit, dataset.num_images) or another dataset.split_seed"
             )
-
-
-def _fits(num_bytes: int, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return num_bytes <= free // 2

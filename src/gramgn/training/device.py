@@ -6,6 +6,7 @@ import gc
 import hashlib
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,17 +34,14 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"trainer.device={name!r} must be auto, cpu, cuda, cuda:<n> or mps") from None
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", name):
+        raise ConfigError(f"trainer.device={name!r} must be auto, cpu, cuda, cuda:<n> or mps")
+    device = torch.device(name)
     present = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
-    if device.type not in present:
-        raise ConfigError(f"trainer.device={name!r} must be auto, cpu, cuda, cuda:<n> or mps")
     if not present[device.type]:
         found = [kind for kind, is_there in present.items() if is_there]
         raise ConfigError(

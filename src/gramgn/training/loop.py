@@ -21,7 +21,7 @@ from gramgn.training.config import TrainerConfig
 from gramgn.training.data import TensorData
 from gramgn.training.device import PeakMemory, epoch_order, rng_state, set_rng_state
 from gramgn.training.meter import EpochMeter
-from gramgn.training.reporter import Reporter, Schedule
+from gramgn.training.reporter import Reporter
 from gramgn.training.steps import Stepper, residuals
 
 
@@ -145,11 +145,6 @@ class Trainer:
                 f"{type(model).__name__} could take no step; use at least {self._least_batch}"
             )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches in an epoch, the smaller last one included."""
-        return math.ceil(self.data.size("train") / self._batch_size)
-
     def resume(self, *, was_done: bool) -> bool:
         """Restore the last loadable checkpoint and truncate metrics.csv to it; return False if there is none yet.
 
@@ -177,24 +172,16 @@ class Trainer:
                 "comes after: put the file back, or start a new run"
             )
         try:
-            self._restore(state)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.clock.resume(state["clock"])
+            set_rng_state(state["rng"])
+            meter, best = EpochMeter(**state["meter"]), Best(**state["best"])
+            self.position = Position(state["epoch"], state["batch"], state["step"], meter, best)
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"the checkpoint does not fit this run: {first_line(error)}") from error
         self.folder.truncate_metrics(state["epoch"])
         return True
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.clock.load_state_dict(state["clock"])
-        set_rng_state(state["rng"])
-        self.position = Position(
-            epoch=state["epoch"],
-            batch=state["batch"],
-            step=state["step"],
-            meter=EpochMeter(**state["meter"]),
-            best=Best(**state["best"]),
-        )
 
     def fit(self, stop: StopFlag) -> None:
         """Train until `config.epochs` epochs are done.
@@ -207,7 +194,7 @@ class Trainer:
             StopRequested: `stop` was set. A checkpoint in mid-epoch has been written.
             InputError: The disk is full, or the network's outputs do not fit the targets.
         """
-        self.reporter.begin(self._schedule())
+        self._begin_report()
         self.model.train()
         with self.clock.part("startup"):
             self._stepper.prepare(self._batches_of_each_shape())
@@ -219,7 +206,7 @@ class Trainer:
                 self._train_epoch(stop)
                 row = self._evaluated_row(stop)
             except Diverged:
-                self._record(self._train_row())
+                self._record_last(self._train_row())
                 raise
             except StopAtOnce:
                 raise
@@ -229,15 +216,15 @@ class Trainer:
                 raise
             self._finish_epoch(row)
 
-    def _schedule(self) -> Schedule:
+    def _begin_report(self) -> None:
         data, config = self.data, self.config
-        # A forward pass takes about a third of a step, and val and test get one per evaluated epoch.
-        evaluated = (data.size("val") + data.size("test")) / data.size("train") / 3 / config.eval_every
-        return Schedule(
-            epochs=config.epochs,
-            total_steps=self.steps_per_epoch * config.epochs,
+        n = data.size("train")
+        self.reporter.begin(
+            config.epochs,
+            total_steps=math.ceil(n / self._batch_size) * config.epochs,
             done_steps=self.position.step,
-            eval_share=evaluated,
+            # A forward pass takes about a third of a step, and val and test get one per evaluated epoch.
+            eval_share=(data.size("val") + data.size("test")) / n / 3 / config.eval_every,
             is_large=config.scale == "paper" and data.device.type == "cpu",
         )
 
@@ -279,18 +266,17 @@ class Trainer:
             )
 
     def _evaluated_row(self, stop: StopFlag) -> dict[str, Any]:
-        row = self._train_row()
-        if row["epoch"] % self.config.eval_every == 0 or row["epoch"] == self.config.epochs:
-            with self.clock.part("eval"):
+        row, config = self._train_row(), self.config
+        epoch, is_last = row["epoch"], row["epoch"] == config.epochs
+        with self.clock.part("eval"):
+            if is_last or epoch % config.eval_every == 0:
                 self._add_evaluation(row, stop)
-        every = self.config.theory_every
-        if (
-            self._observe is not None
-            and every
-            and (row["epoch"] % every == 0 or row["epoch"] == self.config.epochs)
-        ):
-            with self.clock.part("eval"):
-                row |= self._observe(row["epoch"])
+            if (
+                self._observe is not None
+                and config.theory_every
+                and (is_last or epoch % config.theory_every == 0)
+            ):
+                row |= self._observe(epoch)
         return row | {"wall_s": self.clock.wall_s()}
 
     def _finish_epoch(self, row: dict[str, Any]) -> None:
@@ -299,7 +285,7 @@ class Trainer:
         if is_best:
             position.best = Best(**{name: row[name] for name in asdict(position.best)})
         if not all(math.isfinite(row.get(name) or 0.0) for name in ("val_loss", "test_loss")):
-            self._record(row)
+            self._record_last(row)
             raise Diverged(f"the evaluation after epoch {row['epoch']} was not finite")
         with self.clock.part("log"):
             self.folder.append_metrics(row)
@@ -310,7 +296,7 @@ class Trainer:
             self._mirror([row])
             self.reporter.epoch(row)
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _record_last(self, row: dict[str, Any]) -> None:
         """Record a row that no checkpoint follows: the epoch in which the run diverged."""
         with self.clock.part("log"):
             self.folder.append_metrics(row)
@@ -318,7 +304,7 @@ class Trainer:
             self.reporter.epoch(row)
 
     def _train_row(self) -> dict[str, Any]:
-        settings = self.optimizer.param_groups[0]
+        settings, meter = self.optimizer.param_groups[0], self.position.meter
         row: dict[str, Any] = {
             "epoch": self.position.epoch + 1,
             "step": self.position.step,
@@ -326,33 +312,21 @@ class Trainer:
             "wall_s": self.clock.wall_s(),
             "lr": float(settings["lr"]) if "lr" in settings else None,
             "peak_mem_mib": self._memory.mib(),
-            **self.position.meter.row(self.data.scaling.target_std),
+            **meter.row(self.data.scaling.target_std),
         }
-        meter = self.position.meter
         if "lam" in settings:
-            row |= {
-                "lam": float(settings["lam"]),
-                "alpha": meter.alpha,
-                "alpha_sum": self._alpha_sum(meter, settings.get("damping_convention", "sum")),
-            }
+            convention, alpha_sum = settings.get("damping_convention", "sum"), meter.alpha_sum
+            if (
+                meter.alpha is not None and convention != "trace"
+            ):  # that of a whole batch, also after a smaller one
+                alpha_sum = alpha_to_sum(meter.alpha, convention, num_samples=self._batch_size)
+            row |= {"lam": float(settings["lam"]), "alpha": meter.alpha, "alpha_sum": alpha_sum}
         return row
 
-    def _alpha_sum(self, meter: EpochMeter, convention: str) -> float | None:
-        """Return what the last step's alpha is beside the sum of G, for a whole batch."""
-        if meter.alpha is None or convention == "trace":
-            return meter.alpha_sum
-        return alpha_to_sum(meter.alpha, convention, num_samples=self._batch_size)
-
     def _add_evaluation(self, row: dict[str, Any], stop: StopFlag) -> None:
-        splits = ("val", "test", "train") if self.config.eval_train else ("val", "test")
-        for split in splits:
-            result = evaluate(
-                self.model,
-                self.data,
-                split,
-                batch_size=self.config.eval_batch_size,
-                between=stop.raise_if_set,
-            )
+        batch_size = self.config.eval_batch_size
+        for split in ("val", "test", "train") if self.config.eval_train else ("val", "test"):
+            result = evaluate(self.model, self.data, split, batch_size=batch_size, between=stop.raise_if_set)
             if split == "train":
                 row["train_eval_loss"] = result.loss
             else:
@@ -364,9 +338,9 @@ class Trainer:
             "epoch": position.epoch,
             "batch": position.batch,
             "step": position.step,
-            "meter": position.meter.state_dict(),
+            "meter": asdict(position.meter),
             "best": asdict(position.best),
-            "clock": self.clock.state_dict(),
+            "clock": self.clock.summary(),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaling": asdict(self.data.scaling),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from gramgn.optim import StepInfo
@@ -77,15 +76,12 @@ class EpochMeter:
         for name, value in report.means().items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.numbers[name] = self.numbers.get(name, 0) + 1
-        if report.info is not None:
-            self._count(report.info)
-            self.alpha, self.alpha_sum = report.info.alpha, report.info.alpha_sum
-
-    def _count(self, info: StepInfo) -> None:
-        self.counts = self.counts or dict.fromkeys(COUNTS, 0)
-        self.counts[f"solve_{info.status}"] += 1
-        self.counts["ill_conditioned"] += int(info.ill_conditioned)
-        self.counts["rejected_steps"] += info.rejected
+        if (info := report.info) is not None:
+            self.alpha, self.alpha_sum = info.alpha, info.alpha_sum
+            self.counts = self.counts or dict.fromkeys(COUNTS, 0)
+            self.counts[f"solve_{info.status}"] += 1
+            self.counts["ill_conditioned"] += int(info.ill_conditioned)
+            self.counts["rejected_steps"] += info.rejected
 
     def close(self, last: StepInfo | None) -> None:
         """Take the spectrum of G of the epoch's last step; it is measured once per epoch, outside training."""
@@ -104,7 +100,3 @@ class EpochMeter:
             "skipped_batches": self.skipped_batches,
             **{name: self.counts.get(name) for name in COUNTS},
         }
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps."""
-        return asdict(self)

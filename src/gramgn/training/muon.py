@@ -57,14 +57,8 @@ def muon_with_adamw(
             f"Muon needs the package pytorch-optimizer ({error}): python -m pip install pytorch-optimizer "
             'installs it, as does the extra "muon" of this package; or choose another optimizer'
         ) from error
-    numbers = {
-        "lr": lr,
-        "momentum": momentum,
-        "weight_decay": weight_decay,
-        "adamw_lr": adamw_lr,
-        "adamw_eps": adamw_eps,
-        "adamw_weight_decay": adamw_weight_decay,
-    }
+    numbers = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    numbers |= {"adamw_lr": adamw_lr, "adamw_eps": adamw_eps, "adamw_weight_decay": adamw_weight_decay}
     for name, number in numbers.items():
         if not (math.isfinite(number) and number >= 0):
             raise ConfigError(f"optimizer.{name}={number!r} must be a finite number of at least 0")

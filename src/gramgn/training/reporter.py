@@ -5,35 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
+from gramgn.progress import duration
 from gramgn.progress import say as say_line
 
 WARM_STEPS = 2
 TIMED_STEPS = 3
 LONG_S = 30 * 60
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The size of a whole run.
-
-    Attributes:
-        epochs: Number of epochs in total.
-        total_steps: Number of steps in total.
-        done_steps: Number of steps done before this start.
-        eval_share: Time of the evaluations relative to the time of the steps, roughly.
-        is_large: Whether this is the paper's full size on a CPU, for which there is a smaller version.
-    """
-
-    epochs: int
-    total_steps: int
-    done_steps: int
-    eval_share: float
-    is_large: bool
 
 
 class Reporter:
@@ -48,8 +29,10 @@ class Reporter:
         self.unit = unit
         self._log = log
         self._bar: tqdm[Any] | None = None
-        self._schedule = Schedule(0, 0, 0, 0.0, False)
+        self._epochs = 0
         self._steps = 0
+        self._weight = 0.0
+        self._is_large = False
         self._timed_from = 0.0
 
     def say(self, message: str) -> None:
@@ -57,13 +40,22 @@ class Reporter:
         say_line(message)
         self._log(message)
 
-    def begin(self, schedule: Schedule) -> None:
-        """Start reporting a run; on a terminal, open the bar."""
-        self._schedule = schedule
+    def begin(
+        self, epochs: int, *, total_steps: int, done_steps: int, eval_share: float, is_large: bool
+    ) -> None:
+        """Start reporting a run; on a terminal, open the bar.
+
+        Args:
+            epochs: Number of epochs in total.
+            total_steps: Number of steps in total.
+            done_steps: Number of steps done before this start.
+            eval_share: Time of the evaluations relative to the time of the steps, roughly.
+            is_large: Whether this is the paper's full size on a CPU, for which there is a smaller version.
+        """
+        self._epochs, self._is_large = epochs, is_large
+        self._weight = (total_steps - done_steps - WARM_STEPS - TIMED_STEPS) * (1 + eval_share)
         if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=schedule.total_steps, initial=schedule.done_steps, unit="step", dynamic_ncols=True
-            )
+            self._bar = tqdm(total=total_steps, initial=done_steps, unit="step", dynamic_ncols=True)
 
     def step(self, epoch: int, loss: float) -> None:
         """Advance the bar; after the first few steps, estimate the time of the whole run."""
@@ -75,12 +67,16 @@ class Reporter:
         if self._steps == WARM_STEPS:
             self._timed_from = time.perf_counter()
         elif self._steps == WARM_STEPS + TIMED_STEPS:
-            self._estimate((time.perf_counter() - self._timed_from) / TIMED_STEPS)
+            step_s = (time.perf_counter() - self._timed_from) / TIMED_STEPS
+            seconds = step_s * self._weight
+            self.say(f"{step_s:.2g} s per step: about {duration(seconds)} for the rest of this run")
+            if seconds > LONG_S and self._is_large:
+                self.say("this is the paper's full size on a CPU; trainer=laptop is a small version of it")
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """Report the errors of an epoch."""
         parts = [
-            f"epoch {row['epoch']}/{self._schedule.epochs}",
+            f"epoch {row['epoch']}/{self._epochs}",
             f"{row['train_s']:.1f} s",
             f"train loss {row['train_loss']:.4g}",
         ]
@@ -94,21 +90,3 @@ class Reporter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-    def _estimate(self, step_s: float) -> None:
-        schedule = self._schedule
-        steps_left = schedule.total_steps - schedule.done_steps - self._steps
-        seconds = step_s * steps_left * (1 + schedule.eval_share)
-        self.say(f"{step_s:.2g} s per step: about {duration(seconds)} for the rest of this run")
-        if seconds > LONG_S and schedule.is_large:
-            self.say("this is the paper's full size on a CPU; trainer=laptop is a small version of it")
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in words, such as `"2 h 05 min"`."""
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

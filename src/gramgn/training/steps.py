@@ -95,24 +95,16 @@ class Stepper:
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
         """Take one step on inputs [b, ...] and targets [b]."""
-        if self._wants_residuals:
-            return self._residual_step(inputs, targets)
-        return self._gradient_step(inputs, targets)
-
-    def _residual_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
+        if not self._wants_residuals:
+            return self._gradient_step(inputs, targets)
         captured = self._captured.get(inputs.shape)
         if captured is not None:
             info = captured(inputs, targets)
         else:
             step: Any = self.optimizer.step
             info = step(lambda: residuals(self.model, inputs, targets))
-        return StepReport(
-            num_samples=len(targets),
-            loss=info.loss,
-            absolute_error=float(info.residual.abs().mean()),
-            finite=info.status != "non_finite",
-            info=info,
-        )
+        absolute_error = float(info.residual.abs().mean())
+        return StepReport(len(targets), info.loss, absolute_error, info.status != "non_finite", info=info)
 
     def _gradient_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
         first: list[list[float]] = []
@@ -122,7 +114,8 @@ class Stepper:
             residual = residuals(self._network, inputs, targets)
             loss = residual.square().mean()
             loss.backward()
-            norm = torch.nn.utils.get_total_norm(_gradients(self.model)).to(loss)
+            gradients = [param.grad for param in self.model.parameters() if param.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients).to(loss)
             with torch.no_grad():  # one transfer for the three, so that the device is waited for once
                 seen = torch.stack((loss, residual.abs().mean(), norm)).tolist()
             first.append(seen)
@@ -144,11 +137,15 @@ class Stepper:
 def check_compile(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Reject `trainer.compile=true` before any work where it is not possible.
 
+    Compiles one small function: 3 s, or about 30 s on a machine whose compiler has cached nothing yet.
+
     Raises:
-        ConfigError: The optimizer is one of the residuals and the device not CUDA, or torch.compile does not work.
+        ConfigError: The optimizer is one of the residuals and the device not CUDA, or torch.compile does not work:
+            on a CPU for want of a C++ compiler, on CUDA of Triton.
     """
     if not takes_model(type(optimizer)):
-        check_compiler(device)
+        with _compiler_errors():
+            torch.compile(lambda x: x.sin() + 1, dynamic=False)(torch.ones(8, device=device))
     elif device.type != "cuda":
         raise ConfigError(
             f"trainer.compile=true: {type(optimizer).__name__} runs uncompiled on {device.type}; on CUDA it uses "
@@ -181,22 +178,6 @@ def _captured_steps(
         raise ConfigError(f"trainer.compile=true: {error}") from error
 
 
-def _gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-
-
-def check_compiler(device: torch.device) -> None:
-    """Compile one small function, so that a machine without a working compiler is reported before any work.
-
-    Takes 3 s, or about 30 s on a machine whose compiler has cached nothing yet.
-
-    Raises:
-        ConfigError: It does not work: on a CPU for want of a C++ compiler, on CUDA of Triton.
-    """
-    with _compiler_errors():
-        torch.compile(_small, dynamic=False)(torch.ones(8, device=device))
-
-
 @contextmanager
 def _compiler_errors() -> Iterator[None]:
     """Turn whatever torch.compile raises inside into one ConfigError."""
@@ -212,7 +193,3 @@ def _compiler_errors() -> Iterator[None]:
             "On a CPU it needs a C++ compiler (g++ or clang++ on the path, or CXX=<its path>), on CUDA Triton "
             "and a C compiler; trainer.compile=false does without"
         ) from error
-
-
-def _small(x: Tensor) -> Tensor:
-    return x.sin() + 1
