@@ -52,8 +52,9 @@ def plain_values(state: Any) -> Any:
     return state.tolist() if isinstance(state, Tensor) else state
 
 
-@pytest.mark.parametrize("through_file", [False, True])
-@pytest.mark.parametrize("engine", ["stream", "vmap", "loop"])
+@pytest.mark.parametrize(
+    ("engine", "through_file"), [("stream", False), ("stream", True), ("vmap", True), ("loop", True)]
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_state_dict_is_exact(variant: str, engine: str, through_file: bool) -> None:
     """G09: continue, reload and cold start: the first two are bitwise equal, the third is not.

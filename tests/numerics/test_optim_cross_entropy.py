@@ -24,7 +24,7 @@ def logits_problem(name: str = "mlp_three_outputs") -> Problem:
 
 @pytest.mark.parametrize(
     ("convention", "engine"),
-    [("sum", "stream"), ("mean", "stream"), ("trace", "stream"), ("mean", "vmap"), ("mean", "loop")],
+    [("mean", "stream"), ("trace", "stream"), ("sum", "vmap"), ("mean", "loop")],
 )
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_are_those_of_the_generalised_gauss_newton_matrix(

@@ -37,7 +37,6 @@ ENGINES: dict[str, Options] = {
     "stream": Stream(),
     "stream_chunk_1": Stream(chunk_size=1),
     "stream_chunk_2": Stream(chunk_size=2),
-    "stream_chunk_4": Stream(chunk_size=4),
     "stream_auto": Stream(chunk_size="auto"),
     "stream_probe": Stream(conv_path="probe"),
     "stream_low_memory": Stream(low_memory=True),

@@ -41,8 +41,8 @@ def test_series_and_closed_form_agree(activation: str) -> None:
     )
 
 
-@pytest.mark.parametrize("length", [1.0, 3.0, 6.0])
-@pytest.mark.parametrize("num_terms", [4, 16, 64])
+@pytest.mark.parametrize("length", [1.0, 6.0])
+@pytest.mark.parametrize("num_terms", [4, 64])
 @pytest.mark.parametrize("activation", ["tanh", "softplus"])
 def test_error_estimate_holds(activation: str, num_terms: int, length: float) -> None:
     """A short series is wrong by no more than it says, and says little more than it must."""
