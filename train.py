@@ -1,20 +1,18 @@
 """Train a network and record the run.
 
-python train.py trainer=laptop                                # GGN on stand-in radiographs
+python train.py trainer=laptop                                # GGN on synthetic radiographs
 python train.py optimizer=sgd model=resnet_bn trainer=laptop  # a baseline
 python train.py optimizer=ggn dataset=afad                    # the paper's AFAD-LITE run
 python train.py -m optimizer=ggn,sgd trainer=debug            # a sweep
-python train.py resume=outputs/runs/<run folder>              # go on where a run stopped
+python train.py resume=outputs/runs/<run folder>              # resume a run where it stopped
 python train.py --help                                        # every choice and key
 """
 
-import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "src"))  # this checkout's code, whatever is installed
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
 try:
     import hydra

@@ -20,60 +20,45 @@ from gramgn.app import (  # noqa: E402
     absolute,
     build_dataset,
     prepare_config,
+    read_words,
     report_errors,
     set_repository,
     shown,
 )
 from gramgn.data import save_contact_sheet  # noqa: E402
-from gramgn.errors import ConfigError  # noqa: E402
+from gramgn.errors import checked_whole  # noqa: E402
 
 DEFAULTS = {"out": "", "columns": "12", "rows": "8"}
 MOST_TILES = 100
 
 
-def main(arguments: list[str]) -> None:
-    """Draw one sheet and print where it is; exits with 2 on bad input.
-
-    Args:
-        arguments: The command line without the program's name.
-    """
-    if {"-h", "--help"} & set(arguments):
+def main(words: list[str]) -> int:
+    """Return the exit code: 0 drawn, 2 bad input."""
+    if {"-h", "--help"} & set(words):
         print(__doc__)
-        return
+        return 0
     set_repository(ROOT)
-    with report_errors(config_name="prepare"):
-        own, overrides = split_arguments(arguments)
-        columns, rows = tiles("columns", own["columns"]), tiles("rows", own["rows"])
-        config = prepare_config(overrides)
-        dataset = build_dataset(config["dataset"])
-        dataset.check(config["image_size"])
-        data = dataset.load(config["image_size"])
-        default = absolute(f"outputs/contact_sheets/{data.name}-{data.images.shape[-1]}.png")
-        path = Path(own["out"]).expanduser().absolute() if own["out"] else default
-        save_contact_sheet(data, path, columns, rows)
-        print(shown(path))
+    return report_errors(lambda: draw(words), config_name="prepare")
 
 
-def split_arguments(arguments: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Return this script's own options, defaults filled in, and the overrides of the configuration."""
-    own, overrides = dict(DEFAULTS), []
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in DEFAULTS:
-            overrides.append(argument)
-        elif not value:
-            raise ConfigError(f"{argument}: write {key}=<value>")
-        else:
-            own[key] = value
-    return own, overrides
-
-
-def tiles(name: str, given: str) -> int:
-    """Return a number of tiles; raise ConfigError unless it is a whole number from 1 to 100."""
-    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= MOST_TILES):
-        raise ConfigError(f"{name}={given}: must be a whole number from 1 to {MOST_TILES}")
-    return int(given)
+def draw(words: list[str]) -> None:
+    """Draw one sheet and print where it is."""
+    own = [word for word in words if word.partition("=")[0] in DEFAULTS]
+    given = read_words(own, DEFAULTS, example=str(__doc__).splitlines()[2])
+    out, columns, rows = (given[key][0] for key in DEFAULTS)
+    tiles = [
+        checked_whole(key, int(value) if value.isdecimal() else -1, minimum=1, maximum=MOST_TILES)
+        for key, value in (("columns", columns), ("rows", rows))
+    ]
+    config = prepare_config([word for word in words if word not in own])
+    dataset = build_dataset(config["dataset"])
+    dataset.check(config["image_size"])
+    data = dataset.load(config["image_size"])
+    default = absolute(f"outputs/contact_sheets/{data.name}-{data.images.shape[-1]}.png")
+    path = Path(out).expanduser().absolute() if out else default
+    save_contact_sheet(data, path, *tiles)
+    print(shown(path))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))

@@ -20,19 +20,14 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app import CHECKPOINT_NAMES, choice, open_run, run_tool, shown  # noqa: E402
+from gramgn.app import open_run, run_tool, shown  # noqa: E402
+from gramgn.errors import checked_choice  # noqa: E402
 
-if TYPE_CHECKING:
-    from gramgn.app import Result
-
-EXAMPLE = 'python scripts/evaluate.py "run=outputs/runs/<run folder>" split=test'
 DEFAULTS = {
     "run": None,
     "split": "test",
@@ -43,41 +38,35 @@ DEFAULTS = {
 }
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Return the exit code: 0 evaluated, 2 rejected."""
-    return run_tool(evaluate, arguments, DEFAULTS, root=ROOT, help_text=str(__doc__), example=EXAMPLE)
+    return run_tool(evaluate, words, DEFAULTS, root=ROOT, usage=str(__doc__))
 
 
 def evaluate(words: dict[str, list[str]]) -> int:
     """Evaluate and print."""
     given = {key: values[0] for key, values in words.items()}
-    split = choice("split", given["split"], ("test", "val", "train"))
-    checkpoint = choice("checkpoint", given["checkpoint"], CHECKPOINT_NAMES)
-    written = choice("format", given["format"], ("text", "json"))
+    checked_choice("split", given["split"], ("test", "val", "train"))
+    written = checked_choice("format", given["format"], ("text", "json"))
     folder, root = open_run(given["run"]), given["dataset.root"]
     from gramgn.app import evaluate_run, load_trained  # loads torch
 
-    trained = load_trained(folder, checkpoint=checkpoint, device=given["device"])
-    result = evaluate_run(trained, split, root=str(Path(root).expanduser().absolute()) if root else None)
-    as_json = json.dumps({"run": shown(folder.path), **asdict(result)}, indent=2)
-    print(as_json if written == "json" else text(result, shown(folder.path)))
+    trained = load_trained(folder, checkpoint=given["checkpoint"], device=given["device"])
+    moved = str(Path(root).expanduser().absolute()) if root else None
+    found = evaluate_run(trained, given["split"], root=moved)
+    if written == "json":
+        print(json.dumps({"run": shown(folder.path), **found}, indent=2))
+        return 0
+    print(f"run         {shown(folder.path)}")
+    print(f"checkpoint  {found['checkpoint']}")
+    print(f"data        {found['data']} [{found['kind']}], {found['split']}")
+    print(f"n           {found['n']}")
+    print(f"loss        {found['loss']:.6g} (standardised targets)")
+    print(f"mae         {found['mae']:.6g} {found['unit']}")
+    if found["recorded"] is not None:
+        loss, mae = found["recorded"]
+        print(f"recorded    loss {loss:.6g}, mae {mae:.6g} {found['unit']}")
     return 0
-
-
-def text(result: Result, run: str) -> str:
-    """Return a result as lines for people."""
-    lines = [
-        f"run         {run}",
-        f"checkpoint  {result.checkpoint}",
-        f"data        {result.data} [{result.kind}], {result.split}",
-        f"n           {result.n}",
-        f"loss        {result.loss:.6g} (standardised targets)",
-        f"mae         {result.mae:.6g} {result.unit}",
-    ]
-    if result.recorded is not None:
-        loss, mae = result.recorded
-        lines.append(f"recorded    loss {loss:.6g}, mae {mae:.6g} {result.unit}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

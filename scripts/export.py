@@ -19,24 +19,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app import CHECKPOINT_NAMES, choice, open_run, run_tool  # noqa: E402
+from gramgn.app import open_run, run_tool  # noqa: E402
 
-EXAMPLE = 'python scripts/export.py "run=outputs/runs/<run folder>" out=<new folder>'
 DEFAULTS = {"run": None, "out": None, "checkpoint": "best"}
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Return the exit code: 0 exported, 2 rejected."""
-    return run_tool(export, arguments, DEFAULTS, root=ROOT, help_text=str(__doc__), example=EXAMPLE)
+    return run_tool(export, words, DEFAULTS, root=ROOT, usage=str(__doc__))
 
 
 def export(words: dict[str, list[str]]) -> int:
     """Write both files and print their paths."""
-    checkpoint = choice("checkpoint", words["checkpoint"][0], CHECKPOINT_NAMES)
     folder = open_run(words["run"][0])
     from gramgn.app import export_run, load_trained  # loads torch
 
-    trained = load_trained(folder, checkpoint=checkpoint, device="cpu")
+    trained = load_trained(folder, checkpoint=words["checkpoint"][0], device="cpu")
     for path in export_run(trained, Path(words["out"][0]).expanduser()):
         print(path)
     return 0

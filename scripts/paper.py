@@ -12,7 +12,6 @@ Exit codes: 0 all done, 1 a job failed or a sweep was left out, 2 bad input, 130
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,12 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
-import hydra  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
-
-import gramgn.app  # noqa: E402
+from gramgn.app import train_command  # noqa: E402
 from gramgn.progress import say  # noqa: E402
 from gramgn.records import SweepFolder, count_states, find_runs  # noqa: E402
 
@@ -76,11 +71,6 @@ def planned_seeds(name: str, scale: str) -> Sequence[int]:
 
 def run(steps: Sequence[str], scale: str, data: str, extra: list[str]) -> int:
     """Run the sweeps in order and return the exit code of the whole."""
-
-    @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="train")
-    def task(config: DictConfig) -> float | None:
-        return gramgn.app.run_job(config)
-
     worst = 0
     for number, name in enumerate(steps, start=1):
         seeds, start = planned_seeds(name, scale), STEPS[name][3]
@@ -93,9 +83,9 @@ def run(steps: Sequence[str], scale: str, data: str, extra: list[str]) -> int:
                 say(f"without seed {', '.join(map(str, lost))}: {start} has no finished network of that seed")
             seeds = [seed for seed in seeds if seed in trained]
         if seeds:
-            sys.argv = ["train.py", *command(name, scale, data, seeds), *extra]
-            say(f"python {shlex.join(sys.argv)}")
-            code = gramgn.app.main(task, ROOT)
+            words = [*command(name, scale, data, seeds), *extra]
+            say(f"python train.py {shlex.join(words)}")
+            code = train_command(words, ROOT)
             if code not in (0, 1):  # bad input would be the same for the others; or stopped
                 say("the same command continues where the chain stopped")
                 return code

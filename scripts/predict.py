@@ -25,11 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gramgn.app import CHECKPOINT_NAMES, choice, open_run, run_tool  # noqa: E402
+from gramgn.app import open_run, run_tool  # noqa: E402
 from gramgn.errors import ConfigError  # noqa: E402
 from gramgn.progress import say  # noqa: E402
 
-EXAMPLE = 'python scripts/predict.py "run=outputs/runs/<run folder>" images=<folder>'
 DEFAULTS = {
     "run": None,
     "images": None,
@@ -40,53 +39,29 @@ DEFAULTS = {
 }
 
 
-def main(arguments: list[str]) -> int:
+def main(words: list[str]) -> int:
     """Return the exit code: 0 all predicted, 1 some not, 2 rejected."""
-    return run_tool(
-        predict,
-        arguments,
-        DEFAULTS,
-        root=ROOT,
-        help_text=str(__doc__),
-        example=EXAMPLE,
-        repeatable=("images",),
-    )
+    return run_tool(predict, words, DEFAULTS, root=ROOT, usage=str(__doc__))
 
 
 def predict(words: dict[str, list[str]]) -> int:
     """Predict and write; return 1 if an image has no prediction."""
-    checkpoint = choice("checkpoint", words["checkpoint"][0], CHECKPOINT_NAMES)
-    workers = num_workers(words["workers"][0])
-    out, folder = Path(words["out"][0]).expanduser(), open_run(words["run"][0])
-    from gramgn.app import (  # loads torch
-        check_out,
-        find_images,
-        load_trained,
-        predict_images,
-        write_predictions,
-    )
+    given = {key: values[0] for key, values in words.items()}
+    workers, out, folder = given["workers"], Path(given["out"]).expanduser(), open_run(given["run"])
+    if workers != "auto" and not (workers.isascii() and workers.isdigit() and int(workers) >= 1):
+        raise ConfigError(f"workers={workers} must be a whole number of at least 1, or auto")
+    from gramgn.app import check_out, find_images, load_trained, predict_images  # loads torch
 
     check_out(out)
     paths = find_images(words["images"])
-    trained = load_trained(folder, checkpoint=checkpoint, device=words["device"][0])
-    predictions = predict_images(trained, paths, workers=workers)
-    write_predictions(predictions, trained.unit, out)
-    bad = [each for each in predictions if each.error]
-    for each in bad:
-        say(f"no prediction: {each.path}: {each.error}")
+    trained = load_trained(folder, checkpoint=given["checkpoint"], device=given["device"])
+    errors = predict_images(trained, paths, out, workers=None if workers == "auto" else int(workers))
+    for path, error in errors.items():
+        say(f"no prediction: {path}: {error}")
     is_synthetic = trained.run["dataset"].get("kind") == "synthetic"
     note = "; the network was trained on SYNTHETIC images" if is_synthetic else ""
-    print(f"{len(predictions) - len(bad)} predictions in {trained.unit}, {len(bad)} errors: {out}{note}")
-    return int(bool(bad))
-
-
-def num_workers(given: str) -> int | None:
-    """Return the number of processes; None for `auto`."""
-    if given == "auto":
-        return None
-    if not (given.isascii() and given.isdigit() and int(given) >= 1):
-        raise ConfigError(f"workers={given} must be a whole number of at least 1, or auto")
-    return int(given)
+    print(f"{len(paths) - len(errors)} predictions in {trained.unit}, {len(errors)} errors: {out}{note}")
+    return int(bool(errors))
 
 
 if __name__ == "__main__":

@@ -26,30 +26,32 @@ from gramgn.errors import ConfigError  # noqa: E402
 CHECK = "--check"
 
 
-def main(overrides: list[str]) -> None:
-    """Prepare the data set that the overrides of `conf/prepare.yaml` choose; exits with 2 on bad input."""
+def main(overrides: list[str]) -> int:
+    """Return the exit code: 0 prepared, 2 bad input."""
     if {"-h", "--help"} & set(overrides):
         print(__doc__)
-        return
+        return 0
     set_repository(ROOT)
-    with report_errors(config_name="prepare"):
-        config = prepare_config([override for override in overrides if override != CHECK])
-        dataset = build_dataset(config["dataset"])
-        if CHECK in overrides:
-            print(f"every byte is as it was written: {dataset.verify(config['image_size'])}")
-            return
-        if config["archive"] is not None:
-            if type(dataset) is not AFAD:
-                raise ConfigError("archive=... unpacks the parts of AFAD: use it with dataset=afad")
-            if not isinstance(config["archive"], str):
-                raise ConfigError(f"archive={config['archive']!r} must be the path of a folder")
-            checksums = ROOT / "data" / "checksums" / f"afad_{dataset.variant}_parts.sha1"
-            unpack_afad(
-                absolute(config["archive"]), dataset.root, checksums=checksums, variant=dataset.variant
-            )
-        dataset.check(config["image_size"])
-        print(dataset.prepare(config["image_size"]))
+    return report_errors(lambda: prepare(overrides), config_name="prepare")
+
+
+def prepare(overrides: list[str]) -> None:
+    """Prepare the data set that the overrides of `conf/prepare.yaml` choose."""
+    config = prepare_config([override for override in overrides if override != CHECK])
+    dataset = build_dataset(config["dataset"])
+    if CHECK in overrides:
+        print(f"every byte is as it was written: {dataset.verify(config['image_size'])}")
+        return
+    if config["archive"] is not None:
+        if type(dataset) is not AFAD:
+            raise ConfigError("archive=... unpacks the parts of AFAD: use it with dataset=afad")
+        if not isinstance(config["archive"], str):
+            raise ConfigError(f"archive={config['archive']!r} must be the path of a folder")
+        checksums = ROOT / "data" / "checksums" / f"afad_{dataset.variant}_parts.sha1"
+        unpack_afad(absolute(config["archive"]), dataset.root, checksums=checksums, variant=dataset.variant)
+    dataset.check(config["image_size"])
+    print(dataset.prepare(config["image_size"]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    raise SystemExit(main(sys.argv[1:]))

@@ -11,19 +11,14 @@ Exit codes: 0 all done, 1 a job failed, 2 bad input, 130 and 143 stopped.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
-os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach gramgn.app.main, which explains them
 
-import hydra  # noqa: E402
-from omegaconf import DictConfig  # noqa: E402
-
-import gramgn.app  # noqa: E402
+from gramgn.app import train_command  # noqa: E402
 from gramgn.figures import claims_text, read_runs, theory_claims, theory_title  # noqa: E402
 from gramgn.progress import say  # noqa: E402
 
@@ -50,17 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := [study for study in given.studies if study not in STUDIES]:
         parser.error(f"there is no study {', '.join(unknown)}; there are: {', '.join(STUDIES)}")
 
-    @hydra.main(version_base="1.3", config_path=str(ROOT / "conf"), config_name="train")
-    def task(config: DictConfig) -> float | None:
-        return gramgn.app.run_job(config)
-
     worst, folders = 0, []
     for study in given.studies or STUDIES:
         name = f"theory-smoke-{study}" if given.smoke else f"theory-{study}"
         extra = [*SMOKE[study], "seed=0,1"] if given.smoke else []
-        sys.argv = ["train.py", f"sweep=theory_{study}", f"name={name}", "tracking=none", *extra]
-        say(f"python {shlex.join(sys.argv)}")
-        code = gramgn.app.main(task, ROOT)
+        words = [f"sweep=theory_{study}", f"name={name}", "tracking=none", *extra]
+        say(f"python train.py {shlex.join(words)}")
+        code = train_command(words, ROOT)
         if code not in (0, 1):
             return code
         worst = max(worst, code)

@@ -111,6 +111,7 @@ class IsolatedLauncher(Launcher):
             config.hydra.runtime.output_dir = str(folder)
         HydraConfig.instance().set_config(config)
         hydra = config.hydra
+        choices = choices_of(hydra)
         with open_dict(config):
             del config["hydra"]
         container = run_entries(plain(config))
@@ -119,7 +120,7 @@ class IsolatedLauncher(Launcher):
                 "resume= is for a single run. To resume a sweep, repeat its command with the same name="
             )
         environment = {str(key): str(value) for key, value in hydra.job.env_set.items()}
-        job = Job(container, choices_of(hydra), command, folder, group=sweep.name)
+        job = Job(container, choices, command, folder, group=sweep.name)
         return Cell(job, environment), config
 
 

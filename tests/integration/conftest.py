@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import hydra
 import pytest
-from house import BLOBS, PLUGIN, REPOSITORY, Call, House
-from omegaconf import DictConfig
+from house import BLOBS, PLUGIN, Call, House
 
-import gramgn.app
+from gramgn.app import train_command
 
 
 @pytest.fixture
@@ -25,14 +23,9 @@ def call(house: House, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setenv("HOME", str(house.root))
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-
-    @hydra.main(version_base="1.3", config_path=str(REPOSITORY / "conf"), config_name="train")
-    def task(config: DictConfig) -> float | None:
-        return gramgn.app.run_job(config)
+    monkeypatch.setattr(sys, "argv", sys.argv)
 
     def run(*overrides: str, multirun: bool = False) -> int:
-        words = ["train.py", *BLOBS, *(["-m"] if multirun else []), *overrides]
-        monkeypatch.setattr(sys, "argv", words)
-        return gramgn.app.main(task, house.root)
+        return train_command([*BLOBS, *(["-m"] if multirun else []), *overrides], house.root)
 
     return run

@@ -115,7 +115,10 @@ def test_the_command_draws_a_synthetic_set(repository: Path, tmp_path: Path) -> 
 
 
 def test_mistakes_are_one_message(repository: Path, tmp_path: Path) -> None:
-    for argument, says in (("columns=0", "columns=0: must be a whole number"), ("out=", "write out=<value>")):
+    for argument, says in (
+        ("columns=0", "columns=0: must be an integer"),
+        ("out=", "write out=<value>"),
+    ):
         done = run(repository, argument, cwd=tmp_path)
         assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (2, True, False), (
             done.stderr

@@ -29,8 +29,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 
 @pytest.fixture(scope="module")
 def run(house: House) -> Path:
-    """Return a run on stand-in images."""
-    return train(house, "dataset=rsna_synthetic", "model=resnet_gn", *SMALL[2:])
+    """Return a run on synthetic images."""
+    return train(house, "dataset=rsna_synthetic", "dataset.num_images=60", "model=resnet_gn", *SMALL[2:])
 
 
 @pytest.fixture
@@ -198,9 +198,9 @@ def test_a_wrong_command_line(house: House, capsys: pytest.CaptureFixture[str], 
 
 def test_wrong_values(house: House, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = {
-        ("evaluate", "split=tset"): "split=tset must be one of test, val, train (did you mean 'test'?)",
-        ("evaluate", "checkpoint=newest"): "checkpoint=newest must be one of best, last",
-        ("evaluate", "format=yaml"): "format=yaml must be one of text, json",
+        ("evaluate", "split=tset"): "split=tset: allowed are test, val, train (did you mean 'test'?)",
+        ("evaluate", "checkpoint=newest"): "checkpoint=newest: allowed are best, last",
+        ("evaluate", "format=yaml"): "format=yaml: allowed are text, json",
         ("evaluate", "device=tpu"): "error: device='tpu' must be auto, cpu",
         ("export", "checkpoint=beste"): "did you mean 'best'?",
         ("predict", "workers=0"): "workers=0 must be a whole number of at least 1, or auto",

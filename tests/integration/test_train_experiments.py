@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from house import SMALL, Call, House, read_run
 
@@ -57,13 +55,8 @@ def test_a_diverged_run_to_start_from_is_one_message(
 
 
 def test_a_named_sweep(call: Call, house: House) -> None:
-    """hydra.mode in the file makes it one, without -m."""
-    assert call(*SMALL, "sweep=seeds", "trainer.epochs=1", "name=three") == 0
-    runs = [read_run(folder) for folder in house.runs("outputs/sweeps/three")]
-    assert sorted(run["seed"] for run in runs) == [0, 1, 2]
-    assert {run["choices"]["sweep"] for run in runs} == {"seeds"}
-
-
-def test_a_named_sweep_with_another_axis(call: Call, house: House, tmp_path: Path) -> None:
+    """`hydra.mode` in the file makes it one, without -m; an axis on the command line replaces the file's."""
     assert call(*SMALL, "sweep=seeds", "seed=4,5", "trainer.epochs=1", "name=two") == 0
-    assert sorted(read_run(folder)["seed"] for folder in house.runs("outputs/sweeps/two")) == [4, 5]
+    runs = [read_run(folder) for folder in house.runs("outputs/sweeps/two")]
+    assert sorted(run["seed"] for run in runs) == [4, 5]
+    assert {run["choices"]["sweep"] for run in runs} == {"seeds"}

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 import torch
 from data_cases import picture
-from house import BLOBS, PLUGIN, REPOSITORY, House
-from omegaconf import DictConfig
+from house import BLOBS, PLUGIN, House
 
-import gramgn.app
+from gramgn.app import train_command
 
 SMALL_NET = ("model=resnet_gn", "model.width=8", "trainer=debug", "tracking=none", "optimizer=sgd")
 Tool = Callable[..., int]
@@ -35,15 +33,10 @@ def in_house(house: House) -> Iterator[pytest.MonkeyPatch]:
 
 def train(house: House, *overrides: str) -> Path:
     """Train in this process and return the new run's folder."""
-
-    @hydra.main(version_base="1.3", config_path=str(REPOSITORY / "conf"), config_name="train")
-    def task(config: DictConfig) -> float | None:
-        return gramgn.app.run_job(config)
-
     before = set(house.runs())
     with in_house(house) as patch:
-        patch.setattr(sys, "argv", ["train.py", *BLOBS, *overrides])
-        code = gramgn.app.main(task, house.root)
+        patch.setattr(sys, "argv", sys.argv)
+        code = train_command([*BLOBS, *overrides], house.root)
     assert code in (0, 3), f"train.py ended with {code}"
     (folder,) = set(house.runs()) - before
     return folder

@@ -57,7 +57,7 @@ def test_a_done_job_without_records_has_to_be_done_again(root: Path) -> None:
     sweep.write({"cells": jobs})
     assert [cell.state for cell in sweep.cells()] == ["done", "waiting"]
     assert sweep.cells()[1].error == "it was done, and its run.json is gone"
-    with pytest.raises(ConfigError, match="1 of 2 jobs have not ended"):
+    with pytest.raises(ConfigError, match="1 of 2 jobs have no final loss"):
         best()
 
 

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app import plain, register_resolvers, set_repository
-from gramgn.errors import ConfigError, InputError
+from gramgn.errors import ConfigError
 from gramgn.records import RunFolder, SweepFolder
 
 MODEL = {"_target_": "gramgn.models.ResNetFixup", "depth": 14}
@@ -242,7 +242,7 @@ def test_an_unfinished_grid_has_no_best_alpha(outputs: Path) -> None:
     done = write_cell(grid, 0.25, 1, 0.1)
     assert best() == 1.0
     write_cell(grid, 1, 3, 0.1, state="interrupted")
-    with pytest.raises(ConfigError, match=r"sweeps/grid is not finished \(1 of 2 jobs have not ended\)"):
+    with pytest.raises(ConfigError, match=r"sweeps/grid is not finished \(1 of 2 jobs have no final loss\)"):
         best()
     cells = [{"folder": name} for name in (done.name, "1-3-0", "waiting")]
     SweepFolder(grid).write({"cells": cells})
@@ -261,5 +261,5 @@ def test_a_column_that_diverged_has_no_best_alpha(outputs: Path) -> None:
 def test_a_finished_cell_without_its_last_epoch(outputs: Path) -> None:
     cell = write_cell(outputs / "sweeps" / "grid", 0.25, 1, 0.1)
     RunFolder(cell).truncate_metrics(1)
-    with pytest.raises(InputError, match="no training loss of the last epoch"):
+    with pytest.raises(ConfigError, match="1 of 1 jobs have no final loss"):
         best()

@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -46,8 +45,8 @@ class Trainer:
         self.codes: dict[str, int] = {}
         self.seeds: dict[str, list[int]] = {}
 
-    def __call__(self, task: Any, root: Path) -> int:
-        given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    def __call__(self, words: list[str], root: Path) -> int:
+        given = dict(word.split("=", 1) for word in words if "=" in word)
         name = given["name"].rpartition("-")[2]
         self.seeds[name] = [int(seed) for seed in given["seed"].split(",")]
         for seed in self.seeds[name]:
@@ -61,7 +60,7 @@ class Trainer:
 @pytest.fixture
 def trainer(paper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer = Trainer(paper.SWEEPS)
-    monkeypatch.setattr(gramgn.app, "main", trainer)
+    monkeypatch.setattr(paper, "train_command", trainer)
     return trainer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gramgn.app.entry import report_errors
@@ -11,64 +11,44 @@ from gramgn.errors import ConfigError, InputError, nearest
 from gramgn.records import RunFolder, find_runs
 
 NUM_NAMED = 3
-CHECKPOINT_NAMES = ("best", "last")
+REPEATABLE = ("images",)
 
 
 def run_tool(
     task: Callable[[dict[str, list[str]]], int],
-    arguments: Sequence[str],
+    words: Sequence[str],
     defaults: Mapping[str, str | None],
     *,
     root: Path,
-    help_text: str,
-    example: str,
-    repeatable: Collection[str] = (),
+    usage: str,
 ) -> int:
     """Run the command line of a tool and return its exit code: that of `task`, or 2 for a user's mistake.
 
     Args:
         task: Called with the values of each key.
-        arguments: The words, without the program's name; `--help` prints `help_text`.
-        defaults: See `read_words`, as the following.
+        words: The command line without the program's name; `--help` prints `usage`.
+        defaults: Every key with its default; None for a key that must be given.
         root: The repository.
-        help_text: Usage of the tool.
-        example: A command line that works, for messages.
-        repeatable: Keys that may be given more than once.
+        usage: A sentence, an empty line, a command line that works (shown in messages), and the rest.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(help_text)
+    if {"-h", "--help"} & set(words):
+        print(usage)
         return 0
     set_repository(root)
-    code, done = [0], 0
-    with report_errors(code):
-        done = task(read_words(arguments, defaults, example=example, repeatable=repeatable))
-    return code[0] or done
+    return report_errors(lambda: task(read_words(words, defaults, example=usage.splitlines()[2])))
 
 
 def read_words(
-    arguments: Sequence[str],
-    defaults: Mapping[str, str | None],
-    *,
-    example: str,
-    repeatable: Collection[str] = (),
+    words: Sequence[str], defaults: Mapping[str, str | None], *, example: str
 ) -> dict[str, list[str]]:
-    """Return the values of a command line of `key=value` words, by key.
-
-    Args:
-        arguments: The words, without the program's name.
-        defaults: Every key with its default; None for a key that must be given.
-        example: A command line that works, for messages.
-        repeatable: Keys that may be given more than once.
-
-    Returns:
-        For each key its values; exactly one for a key that is not repeatable.
+    """Return the values of a command line of `key=value` words, by key; one value unless the key is repeatable.
 
     Raises:
         ConfigError: A word that is not `key=value`, an unknown key, an empty value, a key given twice or a
             missing one; the message names the nearest key and the example.
     """
     given: dict[str, list[str]] = {}
-    for word in arguments:
+    for word in words:
         key, equals, value = word.partition("=")
         if key not in defaults:
             what = f"there is no '{key}'" if equals else f"'{word}' is not key=value"
@@ -77,25 +57,14 @@ def read_words(
             )
         if not value:
             raise ConfigError(f"'{word}': write {key}=<value>. Example: {example}")
-        if key in given and key not in repeatable:
+        if key in given and key not in REPEATABLE:
             raise ConfigError(f"{key} is given twice: {key}={given[key][0]} and {word}")
         given.setdefault(key, []).append(value)
     missing = [key for key, default in defaults.items() if default is None and key not in given]
     if missing:
-        words = " ".join(f"{key}=<value>" for key in missing)
-        raise ConfigError(f"{words} must be given. Example: {example}")
+        needed = " ".join(f"{key}=<value>" for key in missing)
+        raise ConfigError(f"{needed} must be given. Example: {example}")
     return {key: given.get(key, [default or ""]) for key, default in defaults.items()}
-
-
-def choice(key: str, given: str, allowed: Sequence[str]) -> str:
-    """Return `given` if it is one of `allowed`.
-
-    Raises:
-        ConfigError: It is not; the message names the nearest.
-    """
-    if given not in allowed:
-        raise ConfigError(f"{key}={given} must be one of {', '.join(allowed)}{nearest(given, allowed)}")
-    return given
 
 
 def open_run(given: str) -> RunFolder:

@@ -1,4 +1,4 @@
-"""Configuration sections to objects, through `_target_` as Hydra users know it.
+"""Build objects from configuration sections, through Hydra's `_target_`.
 
 A constructor's signature says which keys and types a section may have, so that a mistake is reported before any work.
 """
@@ -6,15 +6,19 @@ A constructor's signature says which keys and types a section may have, so that 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
+import logging
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
+import hydra.utils
+from hydra.errors import InstantiationException
+
+from gramgn.app.config import check_keys
 from gramgn.app.paths import absolute
-from gramgn.errors import ConfigError, InputError, first_line, nearest
+from gramgn.errors import ConfigError, InputError, first_line
 
 PATHS = ("root", "prepared_root")
 RESERVED = ("_target_", "_args_", "_recursive_", "_convert_", "_partial_")
@@ -26,13 +30,13 @@ def target_class(section: str, config: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: It cannot be imported.
     """
-    target = config["_target_"]
+    logging.getLogger("hydra.utils").disabled = True  # it would write what the message says
     try:
-        return _locate(str(target))
-    except (ImportError, ValueError, AttributeError) as error:
+        return hydra.utils.get_object(str(config["_target_"]))
+    except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"{section}._target_={target} cannot be imported ({error}). It must be the dotted name of a class or "
-            "function in a module on Python's path (PYTHONPATH)"
+            f"{section}._target_={config['_target_']} cannot be imported ({error.__cause__ or error}). It must be the "
+            "dotted name of a class or function in a module on Python's path (PYTHONPATH)"
         ) from error
 
 
@@ -47,9 +51,6 @@ def build(section: str, config: Mapping[str, Any], *arguments: Any) -> Any:
     Raises:
         ConfigError: The constructor does not take a key or a value.
     """
-    import hydra.utils
-    from hydra.errors import InstantiationException
-
     target = target_class(section, config)
     _check_arguments(section, config, target, len(arguments))
     try:
@@ -81,24 +82,6 @@ def build_dataset(config: Mapping[str, Any]) -> Any:
     return build("dataset", {**config, **{key: str(absolute(config[key])) for key in PATHS if key in config}})
 
 
-def _locate(dotted: str) -> Any:
-    """Import the longest part of a dotted name that is a module and look the rest up in it."""
-    parts = dotted.split(".")
-    for length in range(len(parts) - 1, 0, -1):
-        name = ".".join(parts[:length])
-        try:
-            found: Any = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            # Only a missing module means: try a shorter name. A module that fails inside is reported.
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise
-            continue
-        for attribute in parts[length:]:
-            found = getattr(found, attribute)
-        return found
-    raise ImportError(f"there is no module {parts[0]!r}")
-
-
 def _check_arguments(section: str, config: Mapping[str, Any], target: Any, num_positional: int) -> None:
     try:
         parameters = list(inspect.signature(target).parameters.values())[num_positional:]
@@ -106,26 +89,19 @@ def _check_arguments(section: str, config: Mapping[str, Any], target: Any, num_p
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
-    allowed = [parameter.name for parameter in parameters]
-    for key, value in config.items():
-        if key in RESERVED:
-            continue
-        if key not in allowed:
-            raise ConfigError(
-                f"there is no '{section}.{key}'{nearest(key, allowed)}. "
-                f"Keys of {config['_target_']}: {', '.join(allowed)}"
-            )
-        annotation = _annotations(target).get(key, Any)
+    given = {key: value for key, value in config.items() if key not in RESERVED}
+    check_keys(section, given, [parameter.name for parameter in parameters])
+    try:
+        annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):  # names that exist for the type checker only
+        return
+    for key, value in given.items():
+        annotation = annotations.get(key, Any)
         if not _fits(value, annotation):
             raise ConfigError(f"{section}.{key}={value!r} must be {_words(annotation)}")
 
 
-def _annotations(target: Any) -> dict[str, Any]:
-    function = target.__init__ if inspect.isclass(target) else target
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError, AttributeError):  # names that exist for the type checker only
-        return {}
+WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -133,23 +109,15 @@ def _fits(value: Any, annotation: Any) -> bool:
     if isinstance(value, Mapping | list) or annotation is Any:
         return True
     origin = get_origin(annotation)
-    if origin is Union or origin is types.UnionType:
+    if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in get_args(annotation))
     if origin is Literal:
         return value in get_args(annotation)
-    if annotation is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if annotation in (bool, str):
-        return isinstance(value, annotation)
-    if annotation is type(None):
-        return value is None
+    if annotation in WORDS:
+        given = {int, float} if annotation is float else {annotation}
+        return type(value) in given
     # Tensors, paths, callables...: a number or a text is not a tensor, but a text may well be a path.
     return not isinstance(value, int | float | str) or "path" in str(annotation).lower()
-
-
-WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
 
 
 def _words(annotation: Any) -> str:
@@ -158,8 +126,7 @@ def _words(annotation: Any) -> str:
         return " or ".join(map(str, get_args(annotation)))
     choices = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     known = [WORDS[choice] for choice in choices if choice in WORDS]
-    objects = [choice for choice in choices if dataclasses.is_dataclass(choice)]
-    known += [
-        f"a mapping of {', '.join(field.name for field in dataclasses.fields(each))}" for each in objects
-    ]
+    for choice in choices:
+        if dataclasses.is_dataclass(choice):
+            known.append(f"a mapping of {', '.join(field.name for field in dataclasses.fields(choice))}")
     return " or ".join(known) or f"a {annotation}"

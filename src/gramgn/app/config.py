@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gramgn.app.paths import repository
 from gramgn.errors import ConfigError, InputError, first_line, is_whole, nearest
 from gramgn.records import override_key
 from gramgn.tracking import TrackingConfig
@@ -139,13 +141,54 @@ def choices_of(hydra: Any) -> dict[str, str]:
 
     Args:
         hydra: Hydra's own section of the configuration.
+
+    Raises:
+        ConfigError: An experiment was combined with an optimizer that its numbers are not meant for.
     """
     chosen: Mapping[Any, Any] = hydra.runtime.choices
-    return {
+    choices = {
         str(group): str(option)
         for group, option in chosen.items()
         if option is not None and not str(group).startswith("hydra") and group not in DERIVED_GROUPS
     }
+    _check_experiment(choices.get("experiment"), choices.get("optimizer"))
+    return choices
+
+
+def _check_experiment(experiment: str | None, optimizer: str | None) -> None:
+    """Check that the `optimizer:` section of an experiment is merged into a section of the same class.
+
+    SGD has no lambda; worse, GGN would silently take SGD's learning rate and momentum.
+    """
+    folder = repository() / "conf" / "experiment"
+    numbers_for = {
+        path.relative_to(folder).with_suffix("").as_posix(): _optimizer_of(path)
+        for path in sorted(folder.rglob("*.yaml"))
+    }
+    own = numbers_for.get(experiment or "")
+    if own is None or optimizer is None or _target(optimizer) in (None, _target(own)):
+        return
+    fitting = [name for name, option in numbers_for.items() if option == optimizer]
+    choose = f"Choose an experiment of {optimizer} ({', '.join(fitting)}), or give" if fitting else "Give"
+    raise ConfigError(
+        f"experiment={experiment} states the numbers of optimizer={own}, which do not apply to optimizer={optimizer}. "
+        f"{choose} dataset=, model= and optimizer={optimizer} without experiment="
+    )
+
+
+def _optimizer_of(path: Path) -> str | None:
+    """Return the optimizer that an experiment's file states numbers for, None if it states none."""
+    content: Any = OmegaConf.load(path)
+    chosen = [entry.get("override /optimizer") for entry in content.get("defaults", []) if entry != "_self_"]
+    return next(filter(None, chosen), None) if "optimizer" in content else None
+
+
+def _target(optimizer: str) -> str | None:
+    """Return the class of a choice in `conf/optimizer`, its own or that of the file it extends; None if unknown."""
+    path = repository() / "conf" / "optimizer" / f"{optimizer}.yaml"
+    content: Any = OmegaConf.load(path) if path.is_file() else OmegaConf.create()
+    extended = [entry for entry in content.get("defaults", []) if entry != "_self_"]
+    return content.get("_target_") or next((_target(entry) for entry in extended), None)
 
 
 def _check_complete(prefix: str, given: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import hydra
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gramgn.app.config import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
-from gramgn.app.folders import register_resolvers
 from gramgn.app.hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
 from gramgn.app.paths import repository, set_repository
+from gramgn.app.plan import Job, resumed_job, run_folder
+from gramgn.app.resolvers import register_resolvers
 from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
 from gramgn.stopping import StopRequested, raising_signals
 
@@ -26,26 +30,12 @@ OTHER_LAUNCHER = (
 )
 
 
-class RunningSweep(Protocol):
-    """What `main` asks of the sweep that this process runs."""
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether any of its jobs had to be run."""
-
-    def conclude(self, *, mirror: bool) -> int:
-        """Report on all jobs and return the exit code."""
-
-    def close(self) -> None:
-        """End all of its processes and release its folder."""
+# The `gramgn.sweep.Sweep` that this process runs: Hydra creates the launcher and keeps it to itself.
+_sweeps: list[Any] = []
 
 
-# Hydra creates the launcher and keeps it to itself, so it registers its sweep here.
-_sweeps: list[RunningSweep] = []
-
-
-def register_sweep(sweep: RunningSweep) -> None:
-    """Let `main` report on a sweep and close it when the command has ended."""
+def register_sweep(sweep: Any) -> None:
+    """Let `main` report on a `gramgn.sweep.Sweep` and close it when the command has ended."""
     _sweeps.append(sweep)
 
 
@@ -59,80 +49,91 @@ def main(task: Callable[[], Any], root: Path) -> int:
     set_repository(root)
     register_resolvers()
     warnings.formatwarning = one_line_warning
-    code = [0]
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `report_errors`, which explains them
+
+    def conclude() -> int:
+        return max([sweep.conclude(mirror=code in (0, 1)) for sweep in _sweeps], default=0)
+
     try:
-        with report_errors(code):
-            task()
-        with report_errors(code):
-            of_sweeps = [sweep.conclude(mirror=code[0] in (0, 1)) for sweep in _sweeps]
-            code[0] = code[0] or max(of_sweeps, default=0)
+        code = report_errors(task)
+        of_sweeps = report_errors(conclude)
     except SystemExit as end:  # the exit code of a single run
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         while _sweeps:
             _sweeps.pop().close()
-    return code[0]
+    return code or of_sweeps
 
 
-@contextmanager
-def report_errors(code: list[int] | None = None, config_name: str = "train") -> Iterator[None]:
-    """Turn an error in the block into one message on stderr and an exit code.
+def train_command(words: Sequence[str], root: Path) -> int:
+    """Run the command line of `train.py` in this process and return its exit code.
 
     Args:
-        code: A list whose first entry is set to the exit code; None: the process exits with it.
-        config_name: The top-level file in `conf/` that is composed in the block, for hints.
+        words: The command line without the program's name.
+        root: The repository.
     """
-    exit_code = 0
+    sys.argv = ["train.py", *words]
+    task = hydra.main(version_base="1.3", config_path=str(root / "conf"), config_name="train")(run_job)
+    return main(task, root)
+
+
+def report_errors(task: Callable[[], int | None], config_name: str = "train") -> int:
+    """Do a task and return its exit code (None stands for 0); turn an error into one message on stderr and a code.
+
+    Args:
+        task: What is to be done.
+        config_name: The top-level file in `conf/` that the task composes, for hints.
+    """
     try:
         with raising_signals():
-            yield
+            return task() or 0
     except InputError as error:
-        exit_code = 2
-        print(f"error: {error}", file=sys.stderr)
+        code, message = 2, f"error: {error}"
     except COMPOSITION_ERRORS as error:
-        exit_code = 2
-        message = explain(error, repository() / "conf", sys.argv[1:], config_name)
-        print(f"error: {message}", file=sys.stderr)
+        code = 2
+        message = f"error: {explain(error, repository() / 'conf', sys.argv[1:], config_name)}"
     except OSError as error:
-        exit_code = 2
-        print(
-            f"error: {error.strerror or error}: {error.filename or 'the working directory'}", file=sys.stderr
-        )
+        code = 2
+        message = f"error: {error.strerror or error}: {error.filename or 'the working directory'}"
     except JobFailedError as error:
-        exit_code = 1
-        print(str(error), file=sys.stderr)
+        code, message = 1, str(error)
     except StopRequested as error:
-        exit_code = error.exit_code
-        print(str(error), file=sys.stderr)
+        code, message = error.exit_code, str(error)
     except Exception as error:
         if not from_hydra(error):
             raise
-        exit_code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
-        what = "the sweeper gave up" if exit_code == 1 else "the command line cannot be used"
-        print(f"error: {what}: {first_line(error)}", file=sys.stderr)
-    if code is not None:
-        code[0] = exit_code or code[0]
-    elif exit_code:
-        sys.exit(exit_code)
+        code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
+        what = "the sweeper gave up" if code == 1 else "the command line cannot be used"
+        message = f"error: {what}: {first_line(error)}"
+    print(message, file=sys.stderr)
+    return code
 
 
 def run_job(config: DictConfig) -> float | None:
-    """Do a single run and return its best validation loss, None if there is none.
+    """Do a single run, new or resumed, and return its best validation loss, None if there is none.
 
     Raises:
         ConfigError: Hydra's own launcher called this for a job of a sweep.
         SystemExit: The run failed or diverged; Hydra does not pass on what a task returns.
         StopRequested: The user or the system asked to stop.
     """
-    from hydra.core.hydra_config import HydraConfig
-
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode == RunMode.MULTIRUN:
         raise ConfigError(OTHER_LAUNCHER)
+    from gramgn.app.job import train
     from gramgn.app.recording import outcome
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
+    folder = Path(hydra_config.runtime.output_dir)
+    overrides = [str(each) for each in hydra_config.overrides.task]
     try:
-        record = _do(config, folder)
+        check_doubled(overrides)
+        choices = choices_of(hydra_config)
+        container = run_entries(plain(config))
+        if isinstance(resume := container.get("resume"), str):
+            job = resumed_job(container, overrides, run_folder("resume", resume).path)
+        else:
+            job = Job(container, choices, overrides, folder)
+        record = train(job)
     except Exception as error:
         if isinstance(error, InputError | JobFailedError):
             print(f"error: {error}", file=sys.stderr)
@@ -157,21 +158,6 @@ def prepare_config(overrides: list[str]) -> dict[str, Any]:
     return config
 
 
-def _do(config: DictConfig, folder: Path) -> dict[str, Any]:
-    """Train a new run, or resume a stopped one; return run.json."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from gramgn.app.job import train
-    from gramgn.app.plan import Job, resumed_job, run_folder
-
-    hydra_config = HydraConfig.get()
-    container, overrides = run_entries(plain(config)), [str(each) for each in hydra_config.overrides.task]
-    check_doubled(overrides)
-    if isinstance(resume := container.get("resume"), str):
-        return train(resumed_job(container, overrides, run_folder("resume", resume).path))
-    return train(Job(config=container, choices=choices_of(hydra_config), overrides=overrides, folder=folder))
-
-
 def one_line_warning(message: Warning | str, *_: Any, **__: Any) -> str:
     """Show only the warning's message; its source location means nothing to users."""
     return f"warning: {message}\n"
@@ -179,7 +165,5 @@ def one_line_warning(message: Warning | str, *_: Any, **__: Any) -> str:
 
 def compose_config(overrides: list[str], config_name: str = "train") -> DictConfig:
     """Compose `conf/<config_name>.yaml` with overrides, for scripts."""
-    from hydra import compose, initialize_config_dir
-
     with initialize_config_dir(str(repository() / "conf"), version_base="1.3"):
         return compose(config_name, overrides=overrides)

@@ -18,7 +18,6 @@ from gramgn.errors import InputError, first_line
 from gramgn.records import RunFolder
 
 WEIGHTS, CARD = "weights.pt", "MODEL_CARD.md"
-MOST_ANCESTORS = 8
 SPLITS = ("train", "val", "test")
 
 
@@ -208,7 +207,7 @@ def _ancestors(trained: Trained) -> list[str]:
     """Return the terms that come from the runs whose weights this one started from, newest first."""
     terms: list[str] = []
     before = trained.config.get("init_from")
-    while before and len(terms) < MOST_ANCESTORS:
+    while before:
         try:
             run = RunFolder(absolute(before)).read_run()
         except InputError:

@@ -9,22 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from gramgn.app.paths import absolute, repository, shown
-from gramgn.app.resolvers import register_run_resolvers
 from gramgn.errors import ConfigError
 from gramgn.records import identifying, override_key, short_hash
 
 LONGEST_NAME = 60
 SWEEPS = "outputs/sweeps"
-
-
-def register_resolvers() -> None:
-    """Make `${gramgn.run_dir:}` and the other values of ours known to OmegaConf."""
-    OmegaConf.register_new_resolver("gramgn.run_dir", run_dir, replace=True, use_cache=True)
-    OmegaConf.register_new_resolver("gramgn.sweep_dir", sweep_dir, replace=True)
-    register_run_resolvers()
 
 
 def run_dir(resume: str | None) -> str:
@@ -40,10 +30,10 @@ def run_dir(resume: str | None) -> str:
 
 
 def sweep_dir(name: str | None, sweep: str | None, overrides: Sequence[str]) -> str:
-    """Return a sweep's folder, the same for the same command so that it finds itself again.
+    """Return a sweep's folder; the same command gets the same folder, so that it completes the sweep.
 
     Args:
-        name: `name=`; it decides if it is given.
+        name: The value of `name=`, which names the folder if it is given.
         sweep: The file in `conf/sweep/` that was chosen.
         overrides: The whole command line.
     """
@@ -57,7 +47,7 @@ def sweep_dir(name: str | None, sweep: str | None, overrides: Sequence[str]) -> 
 
 
 def job_name(overrides: Sequence[str], common: Collection[str], existing: Mapping[str, str]) -> str:
-    """Return the folder name of a sweep's job: at most 60 safe characters of what it varies, and a hash of it all.
+    """Return the folder name of a sweep's job: at most 60 safe characters of what it varies, and a hash.
 
     The hash alone identifies the job: its folder is found again when the sweep varies more, or less.
 
@@ -75,17 +65,17 @@ def job_name(overrides: Sequence[str], common: Collection[str], existing: Mappin
 def safe_name(text: object) -> str:
     """Return `text` with everything but letters, digits and `._-` replaced, at most 60 characters long.
 
-    Such a name can be pasted into a command line without quotes.
+    Such a name needs no quotes on a command line.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "_", str(text)).strip("._-")[:LONGEST_NAME]
 
 
 def check_place(folder: Path, name: Any) -> None:
-    """Reject a sweep whose folder would be another's as well.
+    """Check that a sweep has a folder of its own.
 
     Args:
         folder: The sweep's folder.
-        name: `name=`, if it was given.
+        name: The value of `name=`, None if it was not given.
 
     Raises:
         ConfigError: The name cannot be a folder's name, or the folder is the one that holds all sweeps.

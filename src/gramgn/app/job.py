@@ -97,7 +97,10 @@ def build_parts(job: Job) -> Parts:
         InputError: A wrong key, value or combination, or missing raw data.
     """
     check_entries(job.config)
-    _check_single_process()
+    if (size := os.environ.get("WORLD_SIZE") or "1") != "1":
+        raise ConfigError(
+            f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"
+        )
     config, tracking = TrainerConfig(**job.config["trainer"]), TrackingConfig(**job.config["tracking"])
     device = choose_device(config.device)
     clock = Clock(partial(synchronize, device))
@@ -156,7 +159,12 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     config = parts.config
     loaded = parts.dataset.load(config.image_size)
     described = dataset_record(loaded)
-    _check_same_data(job, described)
+    before = ((job.stored or {}).get("dataset") or {}).get("manifest_sha256")
+    if before is not None and before != loaded.manifest_sha256:
+        raise DataError(
+            f"the data set {loaded.name} is not the one this run began with (manifest "
+            f"{loaded.manifest_sha256[:12]}, then {before[:12]}): put the old one back, or start a new run"
+        )
     data = TensorData(
         loaded.images,
         loaded.targets,
@@ -169,7 +177,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     batch_size = config.batch_size_for(data.size("train"))
     say = recording.reporter.say
     channels_last = config.channels_last and use_channels_last(parts.model, data, say)
-    recording.add(
+    recording.folder.update_run(
         dataset=described,
         scaling=vars(data.scaling),
         precision=asdict(replace(parts.precision, channels_last=channels_last)),
@@ -185,7 +193,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         folder=recording.folder,
         identity=checkpoint_identity(recording.folder.read_run()),
         clock=parts.clock,
-        mirror=recording.rows,
+        mirror=lambda rows: recording.mirror.log_rows(rows),
         reporter=recording.reporter,
         observe=_observer(parts, data, recording),
     )
@@ -225,7 +233,7 @@ def _observer(parts: Parts, data: TensorData, recording: Recording) -> Callable[
         )
     except ValueError as error:
         raise ConfigError(f"trainer.theory_every={config.theory_every}: {error}") from error
-    recording.add(theory=observer.constants)
+    recording.folder.update_run(theory=observer.constants)
     return observer.measure
 
 
@@ -270,8 +278,12 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
         ConfigError: The network rejects the samples, or does not return one number per sample.
         JobFailedError: Memory ran out.
     """
-    shape = _sample_shape(dataset, config)
-    if shape is None:
+    size = dataset.size_for(config.image_size) if hasattr(dataset, "size_for") else config.image_size
+    if hasattr(dataset, "sample_shape"):
+        shape = tuple(dataset.sample_shape(config.image_size))
+    elif getattr(dataset, "channels", None) is not None:
+        shape = (dataset.channels, size, size)
+    else:  # a user-defined data set need not say what its samples are
         return
     blank = torch.zeros((2, *shape), device=device, dtype=getattr(torch, config.dtype))
     model.eval()
@@ -298,32 +310,4 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
         raise ConfigError(
             f"the network must return one number per sample, shape [2] for 2 samples; it returned {got}. "
             "Set num_outputs=1, or end its forward with .squeeze(-1)"
-        )
-
-
-def _sample_shape(dataset: Any, config: TrainerConfig) -> tuple[int, ...] | None:
-    """Return the shape of one sample: the data set's own, else that of square images, None if unknown."""
-    if hasattr(dataset, "sample_shape"):
-        return tuple(dataset.sample_shape(config.image_size))
-    channels = getattr(dataset, "channels", None)
-    if channels is None:
-        return None
-    size = dataset.size_for(config.image_size) if hasattr(dataset, "size_for") else config.image_size
-    return (channels, size, size)
-
-
-def _check_single_process() -> None:
-    size = os.environ.get("WORLD_SIZE") or "1"
-    if size != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"
-        )
-
-
-def _check_same_data(job: Job, described: Mapping[str, Any]) -> None:
-    before = ((job.stored or {}).get("dataset") or {}).get("manifest_sha256")
-    if before is not None and before != described["manifest_sha256"]:
-        raise DataError(
-            f"the data set {described['name']} is not the one this run began with (manifest "
-            f"{described['manifest_sha256'][:12]}, then {before[:12]}): put the old one back, or start a new run"
         )

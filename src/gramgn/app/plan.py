@@ -1,4 +1,4 @@
-"""What is to be run: a new run, or a stopped one that is resumed."""
+"""The job to do, a new run or a stopped one to resume, and the paths of this machine, which are never recorded."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 from gramgn.app.config import check_entries
 from gramgn.app.paths import absolute, repository
 from gramgn.errors import ConfigError, InputError, first_line
-from gramgn.records import RESUMABLE, RunFolder, path_override, portable, write_atomic
+from gramgn.records import RESUMABLE, RunFolder, flat, path_override, portable, write_atomic
 
 LOCAL_FILE = "local.json"
 OUTPUT_FILE = "output.log"  # of the process of a sweep's job
 # Entries of run.json that a resume reads.
 STORED = ("id", "config", "choices", "overrides", "starts", "threads")
-PATH_KEYS = (("dataset", "root"), ("dataset", "prepared_root"), ("init_from",))
+PATH_KEYS = ("dataset.root", "dataset.prepared_root", "init_from")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run that is to be done.
+    """One run to do.
 
     Attributes:
         config: The whole configuration, resolved.
@@ -31,7 +31,7 @@ class Job:
         folder: The run's folder.
         group: The sweep it belongs to; None for a single run.
         stored: The content of run.json of a run that is resumed; None for a new one.
-        git: The state of the code when it was loaded; None: look it up now.
+        git: The state of the code when it was loaded; None looks it up when the run starts.
     """
 
     config: dict[str, Any]
@@ -79,8 +79,8 @@ def resumed_job(
         InputError: The folder is not a run's, or its record is damaged.
     """
     keys = [override.lstrip("+~").split("=", 1)[0] for override in overrides]
-    rejected = [key for key in keys if not _may_be_given(key)]
-    if rejected:
+    allowed = ("resume", *RESUMABLE)
+    if rejected := [key for key in keys if not any(f"{key}.".startswith(f"{name}.") for name in allowed)]:
         raise ConfigError(
             f"a resumed run keeps its configuration, so {', '.join(rejected)} cannot be given; only "
             f"{', '.join(RESUMABLE[:-1])} and {RESUMABLE[-1]} may change. Start a new run, or use "
@@ -100,15 +100,7 @@ def resumed_job(
             config[section] = {**config[section], name: given[section][name]}
         elif not name and any(each.split(".")[0] == section for each in keys):
             config[section] = given[section]
-    return Job(
-        config=config,
-        choices=stored["choices"],
-        overrides=stored["overrides"],
-        folder=folder,
-        group=stored.get("group"),
-        stored=stored,
-        git=git,
-    )
+    return Job(config, stored["choices"], stored["overrides"], folder, stored.get("group"), stored, git)
 
 
 def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,11 +113,12 @@ def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     recorded = {key: value for key, value in config.items() if key != "paths"}
     recorded["dataset"] = _with_default_paths(config["dataset"], config.get("paths") or {})
     recorded = portable(recorded, repository())
-    local = {}
-    for keys in PATH_KEYS:
-        value = _get(config, keys)
-        if value is not None and absolute(value) != absolute(_get(recorded, keys)):
-            local[".".join(keys)] = str(absolute(value))
+    before, after = flat(config), flat(recorded)
+    local = {
+        key: str(absolute(before[key]))
+        for key in PATH_KEYS
+        if before.get(key) is not None and absolute(before[key]) != absolute(after[key])
+    }
     return recorded, local
 
 
@@ -145,22 +138,16 @@ def with_local_paths(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any
     config = {key: dict(value) if isinstance(value, Mapping) else value for key, value in recorded.items()}
     file = folder / LOCAL_FILE
     if file.is_file():
-        known = {".".join(keys): keys for keys in PATH_KEYS}
         try:
-            for dotted, path in json.loads(file.read_text()).items():
-                *sections, name = known[dotted]
-                (config[sections[0]] if sections else config)[name] = path
+            for key, path in json.loads(file.read_text()).items():
+                section, _, name = key.rpartition(".")
+                (config[section] if section else config)[name] = path
         except (ValueError, AttributeError, KeyError) as error:
             raise InputError(
-                f"{file} is damaged ({first_line(error)}): it holds the paths {', '.join(known)} of this machine. "
+                f"{file} is damaged ({first_line(error)}): it holds the paths {', '.join(PATH_KEYS)} of this machine. "
                 "Mend it, or remove it if the data lies inside the repository"
             ) from error
     return config
-
-
-def _may_be_given(key: str) -> bool:
-    """Return whether a resumed run takes a key of its command line."""
-    return any(key == name or key.startswith(f"{name}.") for name in ("resume", *RESUMABLE))
 
 
 def _with_default_paths(dataset: Mapping[str, Any], paths: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,15 +155,8 @@ def _with_default_paths(dataset: Mapping[str, Any], paths: Mapping[str, Any]) ->
     section = dict(dataset)
     for key, name in (("root", "raw"), ("prepared_root", "prepared")):
         base, value = paths.get(name), section.get(key)
-        if not isinstance(base, str) or not isinstance(value, str):
-            continue
-        if absolute(value).is_relative_to(absolute(base)):
-            section[key] = (Path("data", name) / absolute(value).relative_to(absolute(base))).as_posix()
+        if isinstance(base, str) and isinstance(value, str):
+            inner, outer = absolute(value), absolute(base)
+            if inner.is_relative_to(outer):
+                section[key] = (Path("data", name) / inner.relative_to(outer)).as_posix()
     return section
-
-
-def _get(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    value: Any = config
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

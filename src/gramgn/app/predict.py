@@ -7,7 +7,7 @@ import glob
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -33,22 +33,6 @@ from gramgn.records import write_atomic
 
 NPZ = ".npz"
 COLUMNS = ("path", "prediction", "unit", "error")
-HEADER = ",".join(COLUMNS)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The network's output for one image.
-
-    Attributes:
-        path: As it was given.
-        value: In the data's unit; None where there is an error.
-        error: Why there is no prediction, or empty.
-    """
-
-    path: str
-    value: float | None
-    error: str = ""
 
 
 def find_images(given: Sequence[str]) -> list[str]:
@@ -76,8 +60,10 @@ def find_images(given: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def predict_images(trained: Trained, paths: Sequence[str], *, workers: int | None = None) -> list[Prediction]:
-    """Predict the target of every image; resizing, channels and scaling are those of the training.
+def predict_images(
+    trained: Trained, paths: Sequence[str], out: Path, *, workers: int | None = None
+) -> dict[str, str]:
+    """Predict the target of every image and write a CSV file; resizing, channels and scaling are the training's.
 
     An image gets the number that evaluation gives it. For the data set `rotation` an image is taken as it is, masked to
     the disk: the predicted value is how far it is turned.
@@ -85,51 +71,40 @@ def predict_images(trained: Trained, paths: Sequence[str], *, workers: int | Non
     Args:
         trained: The network.
         paths: Images, as `find_images` returns them.
-        workers: Processes that decode; None for as many as there is work for.
+        out: The file, with the columns `path,prediction,unit,error`; it is written whole or not at all, and
+            replaced if it holds predictions.
+        workers: Number of processes that decode; None for as many as there is work for.
+
+    Returns:
+        Why there is no prediction, by path, for the images that have none.
 
     Raises:
         ConfigError: The data set's class cannot turn a file into the network's input.
+        InputError: The folder cannot be written.
     """
-    decode, channels = _OnlyFiles(_decoder(trained)), trained.dataset().channels
+    decode, channels = _decoder(trained), trained.dataset().channels
     # Absolute: what a decoder of a user-defined class joins to its root stays what it is.
     items = [Item(path, f"{Path.cwd() / path}", 0.0) for path in paths]
     num_bytes = sum(file.stat().st_size for file in {Path(file_of(path)) for path in paths} if file.is_file())
     decoded = decode_all(decode, items, num_bytes, workers)
     results = iter(track(decoded, total=len(paths), label="predicting", unit="images"))
-    found: list[Prediction] = []
+    stream, errors = io.StringIO(), {}
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(COLUMNS)
     while batch := list(islice(results, trained.settings.eval_batch_size)):
         pixels = [result.pixels for _, result in batch if isinstance(result, Decoded)]
         values: Iterator[float] = iter(trained.predict(np.stack(pixels), channels).tolist() if pixels else [])
         for item, result in batch:
             if not isinstance(result, Decoded):
-                found.append(Prediction(item.key, None, result.removeprefix(f"{item.path}: ")))
+                errors[item.key] = result.removeprefix(f"{item.path}: ")
             elif math.isfinite(value := next(values)):
-                found.append(Prediction(item.key, value))
+                writer.writerow((item.key, repr(value), trained.unit, ""))
+                continue
             else:
-                found.append(Prediction(item.key, None, "the network's output is not a finite number"))
-    return found
-
-
-def write_predictions(predictions: Sequence[Prediction], unit: str, out: Path) -> None:
-    """Write a CSV file with the columns `path,prediction,unit,error`, whole or not at all.
-
-    Args:
-        predictions: One per row.
-        unit: Of the predictions.
-        out: The file; one that holds predictions is replaced.
-
-    Raises:
-        InputError: The folder does not exist or cannot be written.
-    """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for each in predictions:
-        # On Linux a file's name may be any bytes, which UTF-8 cannot hold: those are written as escapes.
-        path = each.path.encode("utf-8", "backslashreplace").decode()
-        value = "" if each.value is None else repr(each.value)
-        writer.writerow((path, value, "" if each.value is None else unit, each.error))
+                errors[item.key] = "the network's output is not a finite number"
+            writer.writerow((item.key, "", "", errors[item.key]))
     write_atomic(out, stream.getvalue())
+    return errors
 
 
 def check_out(out: Path) -> None:
@@ -147,23 +122,10 @@ def check_out(out: Path) -> None:
     if out.exists():
         with out.open("rb") as file:
             first = file.readline(200).decode("utf-8", "replace").strip()
-        if first != HEADER:
+        if first != ",".join(COLUMNS):
             raise InputError(
                 f"out={out} is there and holds no predictions; it is left alone. Choose another file"
             )
-
-
-@dataclass(frozen=True)
-class _OnlyFiles:
-    """Decodes what is a file; reading a pipe or a device may wait forever."""
-
-    decode: Decode
-
-    def __call__(self, item: Item) -> Decoded:
-        file = Path(file_of(item.path))
-        if file.exists() and not file.is_file():
-            raise DataError("is no regular file")
-        return self.decode(item)
 
 
 def _decoder(trained: Trained) -> Decode:

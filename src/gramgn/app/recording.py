@@ -15,7 +15,7 @@ from gramgn.app.plan import OUTPUT_FILE, Job, split_paths
 from gramgn.damping import alpha_from_sum, alpha_to_sum
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.records import Row, RunFolder, git_state, path_override, portable, processor_name, start_record
+from gramgn.records import RunFolder, git_state, path_override, portable, processor_name, start_record
 from gramgn.stopping import StopRequested
 from gramgn.tracking import TrackingConfig, WandbMirror
 from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
@@ -26,7 +26,7 @@ MAY_LIE_THERE = (OUTPUT_FILE, LOG_FILE, "wandb")
 
 
 class Recording:
-    """Keeps run.json true, whatever happens, and closes the mirror after the records are on disk.
+    """Keeps run.json true, whatever happens, and closes the W&B mirror after the records are on disk.
 
     Args:
         folder: The run's folder, locked by the caller.
@@ -38,7 +38,7 @@ class Recording:
         self.folder, self.clock = folder, clock
         self.reporter = Reporter(self.log, unit="")
         self.trainer: Trainer | None = None
-        self._mirror: WandbMirror | None = None
+        self.mirror = WandbMirror(folder, None, "none")
         folder.write_run(record)
 
     def log(self, line: str) -> None:
@@ -46,21 +46,12 @@ class Recording:
         with (self.folder.path / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def add(self, **entries: Any) -> dict[str, Any]:
-        """Change entries of run.json and return all of it."""
-        return self.folder.update_run(**entries)
-
     def start_mirror(self, tracking: TrackingConfig) -> None:
         """Open the W&B run of this job, or the same one again when it is resumed."""
         record = self.folder.read_run()
-        self._mirror = WandbMirror.start(self.folder, record, tracking)
-        if self._mirror.mode != "none":
-            self.add(wandb={"id": record["id"], "mode": self._mirror.mode})
-
-    def rows(self, rows: list[Row]) -> None:
-        """Mirror rows of metrics.csv whose checkpoint is on disk."""
-        if self._mirror is not None:
-            self._mirror.log_rows(rows)
+        self.mirror = WandbMirror.start(self.folder, record, tracking)
+        if self.mirror.mode != "none":
+            self.folder.update_run(wandb={"id": record["id"], "mode": self.mirror.mode})
 
     def close(self, error: BaseException | None) -> dict[str, Any]:
         """Write the final state and return run.json.
@@ -78,10 +69,9 @@ class Recording:
         entries: dict[str, Any] = {"state": state, "error": entry, "time": self.clock.summary()}
         if self.trainer is not None and self.trainer.position.best.epoch:
             entries["best"] = vars(self.trainer.position.best).copy()
-        record = self.add(**entries)
-        if self._mirror is not None:
-            reason = f"{entry['type']}: {entry['message']}" if entry else None
-            self._mirror.finish(exit_code, reason, entries.get("best"))
+        record = self.folder.update_run(**entries)
+        reason = f"{entry['type']}: {entry['message']}" if entry else None
+        self.mirror.finish(exit_code, reason, entries.get("best"))
         why = f"{error}; " if state == "diverged" else ""
         resume = path_override("resume", shown(self.folder.path))
         how = f" (resume it with {resume})" if state == "interrupted" else ""

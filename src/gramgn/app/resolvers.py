@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,68 +16,20 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from gramgn.app.build import build, build_dataset
+from gramgn.app.folders import run_dir, sweep_dir
 from gramgn.app.paths import repository
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
-from gramgn.records import ENDED, RunFolder, best_alphas, final_loss, find_runs, path_override, runs
+from gramgn.records import RunFolder, best_alphas, final_loss, find_runs, path_override, runs
 
 SYNTHETIC = "_synthetic"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a run must have been to be used.
-
-    Attributes:
-        dataset: Name of its data set, e.g. `"afad_synthetic"`; its `_target_` where it has none.
-        scale: Its `trainer.scale`.
-        model: Its whole `model` section: only the same network's weights fit.
-        seed: Its seed; None: any.
-        lam: Its lambda; None: any.
-        convention: Its `damping_convention`, in which an alpha of its is meant; None: any.
-        sweep: Folder name of its sweep; None: any, or none.
-    """
-
-    dataset: str
-    scale: str
-    model: Mapping[str, Any]
-    seed: int | None = None
-    lam: float | None = None
-    convention: str | None = None
-    sweep: str | None = None
-
-    def misfit(self, path: Path, run: Mapping[str, Any]) -> str | None:
-        """Return in what a run differs, e.g. `"seed 1"`; None if in nothing.
-
-        Args:
-            path: Its folder, which tells its sweep: that may have been renamed or copied since.
-            run: Its run.json.
-        """
-        config = run.get("config") or {}
-        section, scale = config.get("dataset") or {}, (config.get("trainer") or {}).get("scale")
-        # A data set of the user's may have no name in its section, only in what it loads.
-        known = (run.get("dataset") or {}).get("name"), section.get("name"), section.get("_target_")
-        optimizer = config.get("optimizer") or {}
-        if self.sweep is not None and path.parent.name != self.sweep:
-            return f"sweep {path.parent.name}"
-        if self.dataset not in known:
-            return f"data set {next((name for name in known if name), None)}"
-        if scale != self.scale:
-            return f"scale {scale}"
-        if self.seed is not None and config.get("seed") != self.seed:
-            return f"seed {config.get('seed')}"
-        if self.lam is not None and optimizer.get("lam") != self.lam:
-            return f"lambda {optimizer.get('lam')}"
-        if self.convention is not None and optimizer.get("damping_convention") != self.convention:
-            return f"damping_convention {optimizer.get('damping_convention')}"
-        return None if config.get("model") == self.model else "another network"
-
-
-def register_run_resolvers() -> None:
-    """Register `${gramgn.trained:<experiment>}`, `${gramgn.best_alpha:<sweep>}` and `${gramgn.best_lr:}`."""
-    OmegaConf.register_new_resolver("gramgn.trained", trained, replace=True)
-    OmegaConf.register_new_resolver("gramgn.best_alpha", best_alpha, replace=True)
-    OmegaConf.register_new_resolver("gramgn.best_lr", best_lr, replace=True)
+def register_resolvers() -> None:
+    """Make `${gramgn.run_dir:}` and the other computed values known to OmegaConf."""
+    OmegaConf.register_new_resolver("gramgn.run_dir", run_dir, replace=True, use_cache=True)
+    for resolver in (sweep_dir, trained, best_alpha, best_lr):
+        OmegaConf.register_new_resolver(f"gramgn.{resolver.__name__}", resolver, replace=True)
 
 
 def best_lr(*, _root_: DictConfig) -> float:
@@ -111,17 +62,17 @@ def best_lr(*, _root_: DictConfig) -> float:
 def trained(experiment: str, *, _root_: DictConfig) -> str:
     """Return the folder of a finished run of an experiment to start from, relative to the repository.
 
-    It has the seed, scale and network of the configuration that asks, and was trained on `warm_start.dataset`
-    (on a synthetic data set: on the synthetic form of that one), in the sweep `warm_start.sweep` if that is given.
-    Of several the oldest is taken, so that the same command finds the same one again.
+    The run has the seed, scale and network of this configuration, and was trained on `warm_start.dataset` (on a
+    synthetic data set: on the synthetic form of that one), in the sweep `warm_start.sweep` if that is given. Of
+    several the oldest is taken, so that the same command finds the same one again.
 
     Args:
         experiment: Name of a file below `conf/experiment/`, e.g. `"fig1/afad_ggn_fixup"`.
 
     Raises:
-        ConfigError: If there is none, or none that is finished, or it diverged; with the command that makes it.
+        ConfigError: There is none, none that is finished, or it diverged; with the command that trains it.
     """
-    dataset = OmegaConf.select(_root_, "warm_start.dataset")
+    dataset, sweep = (OmegaConf.select(_root_, f"warm_start.{key}") for key in ("dataset", "sweep"))
     if dataset is None:
         raise ConfigError(
             f"init_from: this run starts from a network of {experiment}, and warm_start.dataset does not say on "
@@ -129,57 +80,33 @@ def trained(experiment: str, *, _root_: DictConfig) -> str:
         )
     if _name(_root_.dataset).endswith(SYNTHETIC) and not dataset.endswith(SYNTHETIC):
         dataset += SYNTHETIC
-    sweep = OmegaConf.select(_root_, "warm_start.sweep")
-    wanted = Wanted(dataset, _root_.trainer.scale, _plain(_root_.model), seed=_root_.seed, sweep=sweep)
-    path = find_trained(experiment, wanted, repository() / "outputs")
-    found = path.relative_to(repository()).as_posix()
-    _say_once(f"starting from {found}, {experiment} of seed {wanted.seed} on {dataset}")
-    return found
-
-
-def find_trained(experiment: str, wanted: Wanted, outputs: Path) -> Path:
-    """Return the folder of the oldest finished run of `experiment` that fits.
-
-    Args:
-        experiment: `choices.experiment` of the run.
-        wanted: What it must have been.
-        outputs: Folder to search.
-
-    Raises:
-        ConfigError: If there is none.
-    """
-    fitting: dict[str, list[tuple[str, Path]]] = {}
-    others: Counter[str] = Counter()
-    for path, run in _runs(outputs):
-        if (run.get("choices") or {}).get("experiment") != experiment:
-            continue
-        if (misfit := wanted.misfit(path, run)) is not None:
-            others[misfit] += 1
-        else:
-            fitting.setdefault(run["state"], []).append((run["starts"][0]["time_utc"], path))
-    if "done" in fitting:
-        return min(fitting["done"])[1]
-    what = f"{experiment} with seed {wanted.seed} at scale {wanted.scale} on {wanted.dataset}"
-    command = (
-        f"python train.py experiment={experiment} dataset={wanted.dataset} trainer={wanted.scale} "
-        f"seed={wanted.seed}"
-    )
-    if "diverged" in fitting:
+    seed, scale = _root_.seed, _root_.trainer.scale
+    found, others = _matching("experiment", experiment, dataset, _root_, seed=seed, sweep=sweep)
+    by_state: dict[str, list[tuple[str, str]]] = {}
+    for path, run in found.items():
+        by_state.setdefault(run["state"], []).append((run["starts"][0]["time_utc"], _relative(path)))
+    if "done" in by_state:
+        _, oldest = min(by_state["done"])
+        _say_once(f"starting from {oldest}, {experiment} of seed {seed} on {dataset}")
+        return oldest
+    what = f"{experiment} with seed {seed} at scale {scale} on {dataset}"
+    command = f"python train.py experiment={experiment} dataset={dataset} trainer={scale} seed={seed}"
+    if "diverged" in by_state:
+        _, folder = min(by_state["diverged"])
         raise ConfigError(
-            f"init_from: the run of {what} diverged ({_relative(min(fitting['diverged'])[1])}): no training can "
+            f"init_from: the run of {what} diverged ({folder}): no training can "
             f"start from it. Train one that does not, e.g. with a larger alpha or a smaller lr:\n  {command} "
             "optimizer.<key>=<value>\nor give init_from=<run folder>"
         )
-    if fitting:
-        state, (first, *_) = next(iter(fitting.items()))
+    for state, ((_, folder), *_) in by_state.items():
         raise ConfigError(
             f"init_from: the run of {what} is not done (it is {state}). Finish it with the command that began it, "
-            f"or with\n  python train.py {path_override('resume', _relative(first[1]))}"
+            f"or with\n  python train.py {path_override('resume', folder)}"
         )
-    where = f" in the sweep {wanted.sweep}" if wanted.sweep else ""
+    where = f" in the sweep {sweep}" if sweep else ""
     raise ConfigError(
-        f"init_from: there is no run of {what}{where} to start from{_seen(others)}. "
-        f"Make it with\n  {command}\nor give init_from=<run folder>"
+        f"init_from: there is no run of {what}{where} to start from{others}. "
+        f"Train it with\n  {command}\nor give init_from=<run folder>"
     )
 
 
@@ -193,101 +120,108 @@ def best_alpha(sweep: str, *, _root_: DictConfig) -> float:
         sweep: Name of a file in `conf/sweep/` that varies `optimizer.alpha`, e.g. `"lambda_alpha"`.
 
     Raises:
-        ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
+        ConfigError: There is no such grid, several, an unfinished one, or none of its cells is finite.
     """
-    folder = OmegaConf.select(_root_, "best_alpha.sweep")
-    lam, scale, dataset = float(_root_.optimizer.lam), _root_.trainer.scale, _name(_root_.dataset)
+    name, lam = OmegaConf.select(_root_, "best_alpha.sweep"), float(_root_.optimizer.lam)
+    dataset, scale = _name(_root_.dataset), _root_.trainer.scale
     convention = _root_.optimizer.get("damping_convention")
-    wanted = Wanted(dataset, scale, _plain(_root_.model), lam=lam, convention=convention, sweep=folder)
-    alpha, grid = find_best_alpha(sweep, wanted, repository() / "outputs")
-    _say_once(f"alpha={alpha:g} for lam={lam:g}: the best of {_relative(grid)}")
+    found, others = _matching(
+        "sweep", sweep, dataset, _root_, lam=lam, damping_convention=convention, sweep=name
+    )
+    grids = sorted({path.parent for path in found})
+    command = f"python train.py sweep={sweep} dataset={dataset} trainer={scale}"
+    place = f"{dataset} at scale {scale}"
+    if not grids:
+        where = f" in {name}" if name else ""
+        raise ConfigError(
+            f"optimizer.alpha: there is no run of sweep={sweep} with lam={lam:g} on {place}{where} to take "
+            f"the best alpha from{others}. Run the grid with\n  {command}\nor give optimizer.alpha=<number>"
+        )
+    if len(grids) > 1:
+        raise ConfigError(
+            f"optimizer.alpha: there are several grids of sweep={sweep} on {place}: "
+            f"{', '.join(grid.name for grid in grids)}. Choose one with best_alpha.sweep=<its name>"
+        )
+    grid = _relative(grids[0])
+    table = runs(grids[0], waiting=True, report=_say_once)
+    losses = final_loss(table)["loss"]
+    if left := int(losses.isna().sum()):
+        raise ConfigError(
+            f"optimizer.alpha: the grid {grid} is not finished ({left} of {len(losses)} jobs have no final loss), "
+            f"so its best alpha is not known yet. Finish it with the command that began it, e.g.\n  {command}"
+        )
+    cells = table[table["folder"].isin([str(path) for path in found])]
+    alpha = float(best_alphas(cells).get(lam, math.nan))
+    if math.isnan(alpha):
+        raise ConfigError(
+            f"optimizer.alpha: every run with lam={lam:g} of the grid {grid} diverged, so there "
+            "is no best alpha. Leave this point out, or give optimizer.alpha=<number>"
+        )
     return alpha
 
 
-def find_best_alpha(sweep: str, wanted: Wanted, outputs: Path) -> tuple[float, Path]:
-    """Return the best alpha of the one grid that fits, and the folder of that grid.
+def _matching(
+    group: str, option: str, dataset: str, config: DictConfig, *, sweep: str | None, **wanted: Any
+) -> tuple[dict[Path, Mapping[str, Any]], str]:
+    """Find the runs below `outputs/` with a choice, a data set, the network and scale of a configuration.
 
     Args:
-        sweep: `choices.sweep` of its runs.
-        wanted: What they must have been.
-        outputs: Folder to search.
+        group: `"experiment"` or `"sweep"`.
+        option: The choice in that group.
+        dataset: Name of the data set; its `_target_` where it has none.
+        config: The configuration that asks.
+        sweep: Folder name of the runs' sweep; None stands for any, or none.
+        **wanted: Values of `seed`, or of keys of the optimizer; None stands for any.
 
-    Raises:
-        ConfigError: If there is no such grid, several, an unfinished one, or none of its cells is finite.
+    Returns:
+        run.json by folder, and what there is instead for a message, e.g. `" (there are 3 of seed 1)"`.
     """
-    grids: dict[Path, list[tuple[Path, Mapping[str, Any]]]] = {}
+    found: dict[Path, Mapping[str, Any]] = {}
     others: Counter[str] = Counter()
-    for path, run in _runs(outputs):
-        if (run.get("choices") or {}).get("sweep") != sweep:
-            continue
-        if (misfit := wanted.misfit(path, run)) is not None:
-            others[misfit] += 1
-        else:
-            grids.setdefault(path.parent, []).append((path, run))
-    command = f"python train.py sweep={sweep} dataset={wanted.dataset} trainer={wanted.scale}"
-    place = f"{wanted.dataset} at scale {wanted.scale}"
-    if not grids:
-        where = f" in {wanted.sweep}" if wanted.sweep else ""
-        raise ConfigError(
-            f"optimizer.alpha: there is no run of sweep={sweep} with lam={wanted.lam:g} on {place}{where} to take "
-            f"the best alpha from{_seen(others)}. Make the grid with\n  {command}\nor give optimizer.alpha=<number>"
-        )
-    if len(grids) > 1:
-        names = ", ".join(sorted(grid.name for grid in grids))
-        raise ConfigError(
-            f"optimizer.alpha: there are several grids of sweep={sweep} on {place}: {names}. "
-            "Choose one with best_alpha.sweep=<its name>"
-        )
-    ((grid, cells),) = grids.items()
-    table = runs(grid, waiting=True, report=_say_once)
-    jobs = table.drop_duplicates("folder")
-    if left := int((~jobs["state"].isin(ENDED)).sum()):
-        raise ConfigError(
-            f"optimizer.alpha: the grid {_relative(grid)} is not finished ({left} of {len(jobs)} jobs have not ended), "
-            f"so its best alpha is not known yet. Finish it with the command that began it, e.g.\n  {command}"
-        )
-    table = table[table["folder"].isin([str(path) for path, _ in cells])]
-    losses = final_loss(table)
-    if not (lost := losses[losses["loss"].isna()]).empty:
-        raise InputError(
-            f"{Path(lost['folder'].iloc[0]) / 'metrics.csv'} has no training loss of the last epoch, although the run "
-            "is done: put the file back, or remove the run's folder and repeat the grid"
-        )
-    alpha = float(best_alphas(table).get(wanted.lam, math.nan))
-    if math.isnan(alpha):
-        raise ConfigError(
-            f"optimizer.alpha: every run with lam={wanted.lam:g} of the grid {_relative(grid)} diverged, so there "
-            "is no best alpha. Leave this point out, or give optimizer.alpha=<number>"
-        )
-    return alpha, grid
-
-
-def _runs(outputs: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield folder and run.json of all runs below a folder; a damaged one is named and left out."""
-    for run in find_runs(outputs):
-        stat = run.run_json.stat()
+    for folder in find_runs(repository() / "outputs"):
         try:
-            yield run.path, _read(run.path, stat.st_mtime_ns, stat.st_size)
+            run = _read(folder.path, folder.run_json.stat().st_mtime_ns)
         except InputError as error:
             _say_once(f"left out: {error}")
+            continue
+        if (run.get("choices") or {}).get(group) != option:
+            continue
+        was = run.get("config") or {}
+        section, scale = was.get("dataset") or {}, (was.get("trainer") or {}).get("scale")
+        # A user-defined data set may have no name in its section, only in what it loads.
+        names = [
+            name
+            for name in ((run.get("dataset") or {}).get("name"), section.get("name"), section.get("_target_"))
+            if name
+        ]
+        values = {"seed": was.get("seed"), **(was.get("optimizer") or {})}
+        checks = {
+            # The folder tells the sweep, which may have been renamed or copied since.
+            f"sweep {folder.path.parent.name}": sweep in (None, folder.path.parent.name),
+            f"data set {next(iter(names), None)}": dataset in names,
+            f"scale {scale}": scale == config.trainer.scale,
+            **{f"{key} {values.get(key)}": value in (None, values.get(key)) for key, value in wanted.items()},
+            "another network": was.get("model") == _plain(config.model),
+        }
+        misfit = next((what for what, fits in checks.items() if not fits), None)
+        if misfit is None:
+            found[folder.path] = run
+        else:
+            others[misfit] += 1
+    seen = ", ".join(f"{count} of {what}" for what, count in others.most_common(4))
+    return found, f" (there are {seen})" if seen else ""
 
 
 @lru_cache(maxsize=4096)
-def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Any]:
+def _read(path: Path, mtime_ns: int) -> Mapping[str, Any]:
     """Return run.json, read once as long as it stays the same: every cell of a sweep asks again."""
     return RunFolder(path).read_run()
 
 
 @lru_cache(maxsize=4096)
 def _say_once(message: str) -> None:
-    """Say a line once a process: a value is resolved each time that its configuration is."""
+    """Write a line once per process: a value is resolved each time that its configuration is."""
     say(message)
-
-
-def _seen(others: Counter[str]) -> str:
-    """Say what there is instead, e.g. `" (there are 3 of seed 1)"`; nothing if there is nothing."""
-    seen = ", ".join(f"{count} of {misfit}" for misfit, count in others.most_common(4))
-    return f" (there are {seen})" if seen else ""
 
 
 def _name(dataset: DictConfig) -> str:
@@ -301,4 +235,4 @@ def _plain(section: DictConfig) -> dict[str, Any]:
 
 
 def _relative(path: Path) -> str:
-    return path.relative_to(repository()).as_posix() if path.is_relative_to(repository()) else str(path)
+    return path.relative_to(repository()).as_posix()

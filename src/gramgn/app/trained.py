@@ -1,6 +1,7 @@
 """A run's network as it was trained: built from the recorded configuration, with the weights of a checkpoint.
 
-Evaluation and prediction both go through `Trained.outputs`, so that an image gets the same number from either.
+`Trained.inputs` prepares image files as `TensorData` prepares data sets, so that prediction and evaluation give an
+image the same number.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 from gramgn.app.build import build, build_dataset
 from gramgn.app.paths import shown
 from gramgn.app.plan import with_local_paths
-from gramgn.errors import ConfigError, InputError, first_line
+from gramgn.errors import ConfigError, InputError, checked_choice, first_line
 from gramgn.progress import say
 from gramgn.records import Row, RunFolder, checkpoint_identity, path_override
 from gramgn.training import (
     BEST,
     LAST,
     Scaling,
+    TensorData,
     TrainerConfig,
     apply_settings,
     choose_device,
@@ -117,25 +119,32 @@ class Trained:
                 inputs = inputs.expand(-1, channels, -1, -1).contiguous(memory_format=memory_format)
         return inputs
 
-    def outputs(self, images: NDArray[Any], channels: int) -> Tensor:
-        """Return the network's outputs `[b]` in standardised units; arguments as for `inputs`.
+    def predict(self, images: NDArray[Any], channels: int) -> NDArray[np.float64]:
+        """Return predictions `[b]` in the data's unit; arguments as for `inputs`.
 
         Raises:
             InputError: The network does not return one number per image.
         """
         zeros = torch.zeros(len(images), dtype=self._dtype, device=self.device)
         with torch.no_grad():
-            return residuals(self.model, self.inputs(images, channels), zeros)
+            outputs = residuals(self.model, self.inputs(images, channels), zeros)
+        scaled: NDArray[np.float64] = outputs.double().cpu().numpy()
+        return scaled * self.scaling.target_std + self.scaling.target_mean
 
-    def predict(self, images: NDArray[Any], channels: int) -> NDArray[np.float64]:
-        """Return predictions `[b]` in the data's unit; arguments as for `outputs`."""
-        outputs: NDArray[np.float64] = self.outputs(images, channels).double().cpu().numpy()
-        return outputs * self.scaling.target_std + self.scaling.target_mean
-
-    def standardised(self, targets: NDArray[np.float64]) -> Tensor:
-        """Return targets `[b]` in the units of `outputs`."""
-        scaled = (targets - self.scaling.target_mean) / self.scaling.target_std
-        return torch.from_numpy(scaled).to(self.device, self._dtype)
+    def tensors(self, loaded: Any) -> TensorData:
+        """Return a data set as the training loop sees it; `loaded` is the data that the run was trained on."""
+        data = TensorData(
+            loaded.images,
+            loaded.targets,
+            loaded.split,
+            channels=loaded.channels,
+            device=self.device,
+            dtype=self._dtype,
+            standardize_targets=self.settings.standardize_targets,
+        )
+        if data.is_image:
+            data.memory_format = _memory_format(self.run)
+        return data
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -155,6 +164,7 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
         InputError: The run has no usable network, its files are damaged or do not belong together, or a class
             of its configuration cannot be imported.
     """
+    checked_choice("checkpoint", checkpoint, list(CHECKPOINTS))
     run = folder.read_run(*NEEDED)
     _check_ended_well(folder, run)
     state = _checkpoint(folder, checkpoint)
@@ -168,14 +178,8 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
         chosen = choose_device(device)
     except ConfigError as error:  # on a tool's command line the key has no section
         raise ConfigError(str(error).removeprefix("trainer.")) from None
-    try:
-        # The run's threads and device may not exist here.
-        settings = TrainerConfig(**{**config["trainer"], "threads": None, "device": str(chosen)})
-    except TypeError as error:
-        raise InputError(
-            f"{folder.run_json} was written by another version: {first_line(error)}. Use the version that "
-            "trained the run (run.json has its git commit)"
-        ) from error
+    # The run's threads and device may not exist here.
+    settings = TrainerConfig(**{**config["trainer"], "threads": None, "device": str(chosen)})
     apply_settings(settings)
     trained = Trained(
         folder=folder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import os
 import random
@@ -124,15 +123,6 @@ class PeakMemory:
 
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / MIB if sys.platform == "darwin" else peak / 1024
-
-
-def release_memory() -> None:
-    """Release what a finished job held, so that the next one in this process starts as the first did (H11)."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # compiled code is kept by class: after some jobs torch would stop compiling
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def use_channels_last(model: nn.Module, data: TensorData, say: Callable[[str], None]) -> bool:
