@@ -16,6 +16,7 @@ from gramgn.app.config import check_entries
 from gramgn.app.paths import shown
 from gramgn.app.plan import Job, run_folder, write_local_paths
 from gramgn.app.recording import MAY_LIE_THERE, Recording, dataset_record, first_record, optimizer_record
+from gramgn.app.trained import load_state
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory
@@ -127,18 +128,12 @@ def warm_start(model: nn.Module, init_from: str) -> None:
         InputError: The folder is not a run's, or its network has other parameters.
     """
     folder = run_folder("init_from", init_from)
-    weights = load_weights(folder.checkpoint_dir, say)
-    own = {name: list(value.shape) for name, value in model.state_dict().items()}
-    theirs = {name: list(value.shape) for name, value in weights.items()}
-    differing = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
-    if differing:
-        first = differing[0]
-        raise ConfigError(
-            f"init_from={shown(folder.path)} holds a {folder.read_run()['model']['name']} whose weights do not "
-            f"fit: {len(differing)} tensors differ, the first is {first} (there {theirs.get(first, 'absent')}, "
-            f"here {own.get(first, 'absent')}). Choose the same model, depth, width and channels"
-        )
-    model.load_state_dict(weights)
+    load_state(
+        model,
+        load_weights(folder.checkpoint_dir, say),
+        f"init_from={shown(folder.path)} holds a {folder.read_run()['model']['name']} whose weights do not fit",
+        "Choose the same model, depth, width and channels",
+    )
 
 
 def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.optim.Optimizer:

@@ -181,14 +181,20 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
     # The run's threads and device may not exist here.
     settings = TrainerConfig(**{**config["trainer"], "threads": None, "device": str(chosen)})
     apply_settings(settings)
+    # Converted before the weights come: a float32 network would round those of a float64 run.
+    model: nn.Module = build("model", config["model"]).to(getattr(torch, settings.dtype))
+    load_state(
+        model,
+        state["model"],
+        f"the weights of {folder.path} do not fit {config['model']['_target_']} as it is now",
+        "Use the version of it that trained the run",
+    )
     trained = Trained(
         folder=folder,
         run=run,
         config=config,
         settings=settings,
-        model=_model(folder, config, state["model"], settings)
-        .to(memory_format=_memory_format(run))
-        .to(chosen),
+        model=model.to(memory_format=_memory_format(run)).to(chosen).eval(),
         scaling=Scaling(**state["scaling"]),
         device=chosen,
         checkpoint=checkpoint,
@@ -236,18 +242,15 @@ def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
         raise InputError(f"{path} is damaged ({first_line(error)}); try {others}") from error
 
 
-def _model(
-    folder: RunFolder, config: Mapping[str, Any], weights: dict[str, Tensor], settings: TrainerConfig
-) -> nn.Module:
-    model: nn.Module = build("model", config["model"])
-    # Before the weights come: a float32 network would round those of a float64 run.
-    model = model.to(getattr(torch, settings.dtype))
+def load_state(model: nn.Module, weights: dict[str, Tensor], what: str, advice: str) -> None:
+    """Load weights into a network.
+
+    Raises:
+        InputError: They do not fit; `what` and `advice` begin and end the message.
+    """
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        problems = [line.strip() for line in str(error).splitlines()[1:]] or [first_line(error)]
-        raise InputError(
-            f"the weights of {folder.path} do not fit {config['model']['_target_']} as it is now: "
-            f"{problems[0]:.200} Use the version of it that trained the run"
-        ) from error
-    return model.eval()
+        first, *others = [line.strip() for line in str(error).splitlines()[1:]] or [first_line(error)]
+        more = f" (and {len(others)} more)" if others else ""
+        raise InputError(f"{what}: {first:.200}{more} {advice}") from error
