@@ -124,11 +124,11 @@ def run_job(config: DictConfig) -> float | None:
     from gramgn.app.recording import outcome
 
     folder = Path(hydra_config.runtime.output_dir)
-    overrides = [str(each) for each in hydra_config.overrides.task]
     try:
-        check_doubled(overrides)
         choices = choices_of(hydra_config)
         container = run_entries(plain(config))
+        overrides = [str(each) for each in hydra_config.overrides.task]
+        check_doubled(overrides)
         if isinstance(resume := container.get("resume"), str):
             job = resumed_job(container, overrides, run_folder("resume", resume).path)
         else:
