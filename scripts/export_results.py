@@ -46,12 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
                 "these folders hold files of the theory only, which are results files as they are: "
                 "python scripts/theory.py --out outputs/results"
             )
-        try:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"cannot make the folder {given.out.parent}: {error.strerror or error}"
-            ) from error
         rows = shown.rows[shown.rows.state != WAITING]
         write_results(rows, given.out)
         print(f"{given.out}: {len(rows)} rows, {contents(shown)}")

@@ -113,7 +113,9 @@ def main(arguments: list[str] | None = None) -> int:
         words = command(name, given.scale, given.data, planned_seeds(name, given.scale))
         sweep = SweepFolder(SWEEPS / words[-1].removeprefix("name="))
         cells = sweep.cells() if sweep.sweep_json.is_file() else []
-        states = ", ".join(f"{count} {state}" for state, count in count_states(cells).items())
+        states = ", ".join(
+            f"{count} {state}" for state, count in count_states(cell.state for cell in cells).items()
+        )
         print(f"{name} (figures {STEPS[name][0]}): {states or 'not begun'}")
         print(f"  python train.py {shlex.join([*words, *given.overrides])}")
     return 0

@@ -125,7 +125,7 @@ class IsolatedLauncher(Launcher):
 
 
 class AxisSweeper(BasicSweeper):
-    """Hydra's grid, with points beside it and further values of an axis for which the whole grid diverged.
+    """Hydra's grid, with points added to it and further values of an axis for which the whole grid diverged.
 
     Args:
         max_batch_size: Largest number of jobs that are composed and checked at a time; None: all.
@@ -148,29 +148,21 @@ class AxisSweeper(BasicSweeper):
         """
         from gramgn.app import OTHER_LAUNCHER
         from gramgn.records import override_key
-        from gramgn.sweep import (
-            check_batch_size,
-            check_overrides,
-            check_params,
-            extended,
-            read_extension,
-            read_points,
-            with_points,
-        )
+        from gramgn.sweep import check_overrides, extended, read_settings, with_points
 
         if not isinstance(self.launcher, IsolatedLauncher):
             raise ConfigError(OTHER_LAUNCHER)
         launcher, context = self.launcher, self.hydra_context
         given = {override_key(argument) for argument in arguments}
-        params = check_params(_plain(self.params))
-        axes = [f"{key}={value}" for key, value in params.items() if override_key(str(key)) not in given]
+        settings = read_settings(_plain(self.params), *map(_plain, self._given), self.max_batch_size)
+        axes = [
+            f"{key}={value}" for key, value in settings.params.items() if override_key(str(key)) not in given
+        ]
         overrides = _parse(context, [*axes, *arguments])
         check_overrides(overrides)
-        check_batch_size(self.max_batch_size)
         (grid,) = self.split_arguments(overrides, None)
         # Hydra writes a deleted key ~key as ~key=, which deletes an empty value only.
         deleted = {f"{each.get_key_element()}=": _text(each) for each in overrides if each.is_delete()}
-        points, extension = read_points(_plain(self._given[0])), read_extension(_plain(self._given[1]))
         returns: list[JobReturn] = []
 
         def launch(jobs: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
@@ -181,13 +173,10 @@ class AxisSweeper(BasicSweeper):
                 states |= {tuple(job): launcher.state(each) for job, each in zip(batch, found, strict=True)}
             return states
 
-        jobs = with_points(
-            points, [tuple(deleted.get(each, each) for each in job) for job in grid], arguments
-        )
-        if extension is None or extension.key in given:
-            launch(jobs)
-        else:
-            extended(jobs, extension, launch)
+        jobs = [tuple(deleted.get(each, each) for each in job) for job in grid]
+        jobs = with_points(settings.points, jobs, arguments)
+        key = settings.extended_key
+        extended(jobs, key, settings.further_values if key and key not in given else [], launch)
         return returns
 
 

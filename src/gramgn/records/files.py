@@ -32,7 +32,10 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         _sync(path.parent)
     except OSError as error:
-        raise InputError(_cannot_write(path, error)) from error
+        raise InputError(
+            f"cannot write {path.absolute()}: {error.strerror or error}. What was there before is unchanged. Free "
+            "some space or repair the permissions, then start again (resume=<run folder> continues a run)."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -52,47 +55,9 @@ def write_atomic(path: Path, content: bytes | str) -> None:
         temporary.write_bytes(data)
 
 
-def append_synced(path: Path, data: bytes) -> None:
-    """Append bytes and sync them to disk; a failed write leaves the file as long as before.
-
-    Args:
-        path: The file to append to; created if missing.
-        data: What to append.
-
-    Raises:
-        InputError: The disk is full or the file cannot be written; the message names it.
-    """
-    try:
-        with path.open("ab", buffering=0) as file:
-            length = os.fstat(file.fileno()).st_size
-            try:
-                _write_all(file.fileno(), data)
-                os.fsync(file.fileno())
-            except OSError:
-                # The next row would be appended to half a line.
-                if path.is_file():
-                    os.ftruncate(file.fileno(), length)
-                raise
-    except OSError as error:
-        raise InputError(_cannot_write(path, error)) from error
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cannot_write(path: Path, error: OSError) -> str:
-    return (
-        f"cannot write {path.absolute()}: {error.strerror or error}. What was there before is unchanged. "
-        "Free some space or repair the permissions, then start again (resume=<run folder> continues a run)."
-    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -84,56 +82,38 @@ def format_row(row: Mapping[str, int | float | None]) -> str:
     return ",".join(_format_cell(name, row.get(name)) for name in METRIC_COLUMNS) + "\n"
 
 
-def parse_metrics(text: str, source: str) -> tuple[list[Row], str | None]:
-    """Read the text of a `metrics.csv`.
-
-    A file cut in mid-line (by a kill or a full disk) keeps its whole rows. A last line without its line end is torn
-    even if it has all cells: `0.12` may be the start of `0.125`.
+def parse_metrics(text: str, source: str) -> list[Row]:
+    """Return the rows of a `metrics.csv` with every name of `METRIC_COLUMNS`; an empty cell is None.
 
     Args:
         text: The whole file.
         source: Its name, for messages.
 
-    Returns:
-        The rows with every name of `METRIC_COLUMNS` (`None` where the cell is empty or the column is
-        missing), and `None` or one sentence about a torn last line that was left out.
-
     Raises:
-        InputError: The header has unknown columns, or a line other than the last is damaged.
+        InputError: The header has unknown columns, or a line is damaged.
     """
     lines = text.splitlines(keepends=True)
-    if not lines or not lines[0].endswith("\n"):
-        return [], (f"{source} ends in its first line; it holds no rows" if text else None)
-    names = _parse_header(lines[0], source)
-    rows: list[Row] = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            if not line.endswith("\n"):
-                raise ValueError("no line end")
-            rows.append(_parse_line(line, names))
-        except ValueError as error:
-            if number == len(lines):
-                return rows, f"{source}: line {number} is torn ({error}); {len(rows)} whole rows before it"
-            raise InputError(
-                f"{source}: line {number} is damaged ({error}). Repair or remove that line, or run again."
-            ) from error
-    return rows, None
-
-
-def _parse_header(line: str, source: str) -> list[str]:
-    names = line.rstrip("\r\n").split(",")
+    names = lines[0].rstrip("\r\n").split(",") if lines else ["epoch"]
     unknown = [name for name in names if name not in METRIC_COLUMNS]
     if unknown or "epoch" not in names:
         raise InputError(
             f"{source} is not a metrics file of this program: its first line has {unknown[:3] or names[:3]}; "
             f"the columns are {', '.join(METRIC_COLUMNS[:5])}, ..."
         )
-    return names
+    rows: list[Row] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            rows.append(_parse_line(line, names))
+        except ValueError as error:
+            raise InputError(
+                f"{source}: line {number} is damaged ({error}). Repair or remove that line, or run again."
+            ) from error
+    return rows
 
 
 def _parse_line(line: str, names: list[str]) -> Row:
-    cells = next(csv.reader(io.StringIO(line)), [])
-    if len(cells) != len(names):
+    cells = line.rstrip("\r\n").split(",")
+    if not line.endswith("\n") or len(cells) != len(names):
         raise ValueError(f"{len(cells)} cells, expected {len(names)}")
     row: Row = dict.fromkeys(METRIC_COLUMNS)
     for name, cell in zip(names, cells, strict=True):

@@ -33,7 +33,7 @@ def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
     Args:
         table: What `runs` returned, or some of its rows.
-        path: The CSV file; replaced atomically. Its folder must exist.
+        path: The CSV file; replaced atomically.
 
     Raises:
         InputError: The file cannot be written.
@@ -42,6 +42,10 @@ def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     of_theory = THEORY_COLUMNS if ordered["M"].notna().any() else ()
     columns = ordered[[*RESULT_COLUMNS, *of_theory]]
     flags = columns["standardized"].map({True: "true", False: "false"})
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot create the folder of {path}: {error.strerror or error}") from error
     write_atomic(Path(path), columns.assign(standardized=flags).to_csv(index=False, lineterminator="\n"))
 
 

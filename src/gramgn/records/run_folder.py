@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
 from gramgn.locks import locked
-from gramgn.progress import say
-from gramgn.records.files import append_synced, write_atomic
+from gramgn.records.files import write_atomic
 from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
 from gramgn.records.schema import FORMAT, STATES, check_record
 
@@ -153,60 +152,43 @@ class RunFolder:
         return found
 
     def append_metrics(self, row: Mapping[str, int | float | None]) -> None:
-        """Append one epoch to metrics.csv and sync it to disk.
+        """Add one epoch to metrics.csv, atomically.
 
         Args:
             row: Values by column name; a missing one becomes an empty cell.
 
         Raises:
             ValueError: A column is unknown or `epoch` is missing.
-            InputError: The disk is full (the file keeps its whole rows), or the file has columns of another version.
+            InputError: The file cannot be written, or has the columns of another version.
         """
-        line = format_row(row)
-        text = self._metrics_text()
-        if text.startswith(HEADER):
-            if not text.endswith("\n"):
-                self.truncate_metrics()
-        elif "\n" in text:
+        text = self._metrics_text() or HEADER
+        if not text.startswith(HEADER):
             raise InputError(
                 f"{self.metrics_csv} has the columns of another version; finish that run with the version "
                 "that began it, or start a new one."
             )
-        else:
-            # Missing, empty, or cut in its first line.
-            if text:
-                write_atomic(self.metrics_csv, "")
-            line = HEADER + line
-        append_synced(self.metrics_csv, line.encode())
+        write_atomic(self.metrics_csv, text + format_row(row))
 
-    def truncate_metrics(self, epoch: int | None = None) -> None:
-        """Cut metrics.csv back to an epoch, atomically; a torn last line is removed as well.
+    def truncate_metrics(self, epoch: int) -> None:
+        """Cut metrics.csv back to an epoch, atomically.
 
         Args:
-            epoch: Last epoch to keep (that of the checkpoint, on resume); `None` keeps all whole rows.
+            epoch: Last epoch to keep: that of the checkpoint, on resume.
 
         Raises:
-            InputError: The file is damaged before its last line, or cannot be written.
+            InputError: The file is damaged or cannot be written.
         """
-        if not self.metrics_csv.is_file():
-            return
-        rows = self.read_metrics(report=lambda message: None)
-        kept = [row for row in rows if epoch is None or (row["epoch"] or 0) <= epoch]
-        write_atomic(self.metrics_csv, HEADER + "".join(format_row(row) for row in kept))
+        rows = [row for row in self.read_metrics() if (row["epoch"] or 0) <= epoch]
+        if self.metrics_csv.is_file():
+            write_atomic(self.metrics_csv, HEADER + "".join(map(format_row, rows)))
 
-    def read_metrics(self, *, report: Callable[[str], None] = say) -> list[Row]:
+    def read_metrics(self) -> list[Row]:
         """Return the rows of `metrics.csv` in file order; none if there is no file yet.
 
-        Args:
-            report: Called with one sentence if the last line is torn (and left out). Default: to stderr.
-
         Raises:
-            InputError: The file cannot be read, has unknown columns, or is damaged before its last line.
+            InputError: The file cannot be read, has unknown columns, or is damaged.
         """
-        rows, problem = parse_metrics(self._metrics_text(), str(self.metrics_csv))
-        if problem:
-            report(problem)
-        return rows
+        return parse_metrics(self._metrics_text(), str(self.metrics_csv))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -221,7 +203,6 @@ class RunFolder:
 
     def _metrics_text(self) -> str:
         try:
-            # A torn write can leave any bytes behind; they must reach the check of the last line.
             return self.metrics_csv.read_bytes().decode("utf-8", errors="replace")
         except FileNotFoundError:
             return ""

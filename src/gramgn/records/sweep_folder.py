@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
 from gramgn.locks import is_locked
+from gramgn.records.columns import look_up
 from gramgn.records.files import write_atomic
 from gramgn.records.run_folder import RunFolder, finite
 
 SWEEP_FORMAT = 1
-CELL_STATES = ("waiting", "running", "killed", "interrupted", "failed", "diverged", "done")
+CELL_STATES = ("done", "diverged", "failed", "rejected", "interrupted", "killed", "running", "waiting")
 SWEEP_FILE = "sweep.json"
 LOCK_FILE = "sweep.lock"
 # Errors of these types are fully explained by their message.
@@ -34,12 +35,12 @@ class CellStatus:
         state: One of `CELL_STATES`. A job is `killed` if it ended without recording why and no
             process works on it.
         epoch: Last whole epoch; None before the first.
-        epochs: Epochs asked for; None before it began.
-        train_loss: Mean squared error of `epoch`, in standardised units.
-        val_loss: The best so far, in standardised units.
+        epochs: Number of epochs requested; None before it began.
+        train_loss: Loss of `epoch`, in standardized units.
+        val_loss: The best so far, in standardized units.
         elapsed_s: Seconds of the run up to `epoch`, or all of them if it has ended.
         error: Why it failed, diverged or stopped.
-        commits: The code versions that it ran with, oldest first; `+` marks uncommitted changes.
+        commits: The code versions that it ran with, see `code_versions`.
     """
 
     folder: Path
@@ -81,27 +82,24 @@ class SweepFolder:
         Raises:
             InputError: The file is missing, damaged or of another format.
         """
-        try:
-            content = json.loads(self.sweep_json.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not self.sweep_json.is_file():
             raise InputError(
                 f"{self.path} is not a sweep's folder: it has no {SWEEP_FILE}. Sweeps lie in outputs/sweeps"
-            ) from None
+            )
+        try:
+            content: dict[str, Any] = json.loads(self.sweep_json.read_text(encoding="utf-8"))
+            if content["format"] == SWEEP_FORMAT and all(
+                isinstance(cell["folder"], str) for cell in content["cells"]
+            ):
+                return content
         except OSError as error:
             raise InputError(f"cannot read {self.sweep_json}: {error.strerror or error}") from error
-        except ValueError:
-            content = None
-        cells = content.get("cells") if isinstance(content, dict) else None
-        whole = isinstance(cells, list) and all(
-            isinstance(cell, dict) and isinstance(cell.get("folder"), str) for cell in cells
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise InputError(
+            f"{self.sweep_json} is damaged or of another version. Remove it and repeat the sweep's command: "
+            "the finished jobs are found again in their folders"
         )
-        if not whole or content.get("format") != SWEEP_FORMAT:
-            raise InputError(
-                f"{self.sweep_json} is damaged or of another version. Remove it and repeat the sweep's command: "
-                "the finished jobs are found again in their folders"
-            )
-        found: dict[str, Any] = content
-        return found
 
     def write(self, content: Mapping[str, Any]) -> None:
         """Replace `sweep.json` atomically; `format` is added.
@@ -122,126 +120,81 @@ class SweepFolder:
         Raises:
             InputError: sweep.json is missing or damaged.
         """
-        record, active = self.read(), self.is_active()
-        labels = varying([cell.get("overrides") or [] for cell in record["cells"]])
-        return [
-            self._status(cell, label, active) for cell, label in zip(record["cells"], labels, strict=True)
-        ]
+        cells, active = self.read()["cells"], self.is_active()
+        labels = varying([cell.get("overrides") or [] for cell in cells])
+        return [self._status(cell, label, active) for cell, label in zip(cells, labels, strict=True)]
 
     def _status(self, cell: Mapping[str, Any], label: str, active: bool) -> CellStatus:
-        folder = self.path / cell["folder"]
-        overrides = tuple(str(each) for each in cell.get("overrides") or [])
-        known = {"folder": folder, "label": label or folder.name.rpartition("-")[0], "overrides": overrides}
-        if not RunFolder(folder).run_json.is_file():
-            return CellStatus(**known, state=_unbegun(cell, active), error=_why_unbegun(cell))
+        run = RunFolder(self.path / cell["folder"])
+        status = CellStatus(
+            folder=run.path,
+            label=label or run.path.name.rpartition("-")[0],
+            overrides=tuple(map(str, cell.get("overrides") or [])),
+            state=str(cell.get("state") or "waiting"),
+            error=cell.get("error"),
+        )
         try:
-            return run_status(RunFolder(folder), active=active, **known)
+            if run.run_json.is_file():
+                return _begun(run, status, active)
         except InputError as error:
-            return CellStatus(**known, state="failed", error=str(error))
+            return replace(status, state="failed", error=str(error))
+        if status.state in ("done", "diverged"):
+            return replace(status, state="waiting", error=f"it was {status.state}, and its run.json is gone")
+        return replace(status, state="killed") if status.state == "running" and not active else status
 
 
-def run_status(
-    run: RunFolder, *, active: bool, folder: Path, label: str, overrides: tuple[str, ...]
-) -> CellStatus:
-    """Return the progress of a run that has begun.
-
-    Args:
-        run: Its folder.
-        active: Whether a process is working on its sweep.
-        folder: See `CellStatus`, also for the arguments below.
-        label: The overrides that distinguish it.
-        overrides: Its command line.
-
-    Raises:
-        InputError: Its records are damaged.
-    """
-    record = run.read_run()
-    rows = run.read_metrics(report=lambda message: None)
+def _begun(run: RunFolder, status: CellStatus, active: bool) -> CellStatus:
+    """Return the status of a job with what its run's records add."""
+    record, rows = run.read_run(), run.read_metrics()
     last = rows[-1] if rows else {}
     state = str(record["state"])
-    if state == "running" and not active and not is_locked(run.path / ".lock"):
-        state = "killed"
+    is_alive = state == "running" and (active or is_locked(run.path / ".lock"))
     ended_s = (record.get("time") or {}).get("wall_s") if state != "running" else None
-    epoch, elapsed = last.get("epoch"), ended_s if ended_s is not None else last.get("wall_s")
-    return CellStatus(
-        folder=folder,
-        label=label,
-        overrides=overrides,
-        state=state,
+    epoch = last.get("epoch")
+    return replace(
+        status,
+        state="killed" if state == "running" and not is_alive else state,
         epoch=None if epoch is None else int(epoch),
-        epochs=((record.get("config") or {}).get("trainer") or {}).get("epochs"),
+        epochs=look_up(record, "config.trainer.epochs"),
         train_loss=last.get("train_loss"),
-        val_loss=(record.get("best") or {}).get("val_loss"),
-        elapsed_s=elapsed,
+        val_loss=look_up(record, "best.val_loss"),
+        elapsed_s=last.get("wall_s") if ended_s is None else ended_s,
         error=failure_reason(record),
         commits=code_versions(record),
     )
 
 
 def failure_reason(record: Mapping[str, Any]) -> str | None:
-    """Return why a run failed, stopped or diverged, None if it did not; unexpected errors with their type.
-
-    Args:
-        record: Content of run.json.
-    """
-    error = record.get("error")
-    if not error:
-        return None
-    named = record["state"] == "failed" and error.get("type") not in _SAID_IN_FULL
-    return f"{error.get('type')}: {error.get('message')}" if named else error.get("message")
+    """Return why a run failed, stopped or diverged, None if it did not; unexpected errors with their type."""
+    error = record.get("error") or {}
+    if record["state"] == "failed" and error.get("type") not in (None, *_SAID_IN_FULL):
+        return f"{error['type']}: {error.get('message')}"
+    return error.get("message")
 
 
 def code_versions(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the code versions of a run's starts, each once: 10 digits of the commit and `+` if changed.
+    """Return the code versions of a run's starts, each once, e.g. `("1a2b3c4d5e+9f8e7d",)`.
 
-    The first digits of a hash distinguish uncommitted changes.
+    A version is the start of the commit's hash, then `+` and the start of a hash of uncommitted changes.
 
     Args:
-        record: Content of run.json.
+        record: Content of run.json, or a mapping with an entry `git` like it.
     """
-    states = [start.get("git") or {} for start in record.get("starts") or []] or [record.get("git") or {}]
-    return tuple(dict.fromkeys(code_version(git) for git in states))
+    found = {}
+    for start in record.get("starts") or [record]:
+        commit, changes = look_up(start, "git.commit"), look_up(start, "git.diff_sha256")
+        version = str(commit or "no commit")[:10] + (f"+{str(changes)[:6]}" if changes else "")
+        found[version if commit or changes else "unknown"] = None
+    return tuple(found)
 
 
-def code_version(git: Mapping[str, Any]) -> str:
-    """Return a version of the code in short, e.g. `"1a2b3c4d5e+9f8e7d"`; `"unknown"` outside a repository."""
-    commit, changes = git.get("commit"), git.get("diff_sha256")
-    if not commit and not changes:
-        return "unknown"
-    return str(commit or "no commit")[:10] + (f"+{str(changes)[:6]}" if changes else "")
-
-
-def count_states(cells: Sequence[CellStatus]) -> dict[str, int]:
+def count_states(states: Iterable[str]) -> dict[str, int]:
     """Return the number of jobs in each state that occurs, in the order of `CELL_STATES`."""
-    counts = Counter(cell.state for cell in cells)
+    counts = Counter(states)
     return {state: counts[state] for state in CELL_STATES if counts[state]}
 
 
-def find_sweeps(root: str | os.PathLike[str]) -> list[SweepFolder]:
-    """Return the sweeps directly below a folder, sorted by name; none if it does not exist."""
-    found = Path(root).glob(f"*/{SWEEP_FILE}")
-    return [SweepFolder(path.parent) for path in sorted(found)]
-
-
 def varying(commands: Sequence[Sequence[str]]) -> list[str]:
-    """Return, for each of several command lines, the overrides that not all of them share, joined to one text.
-
-    Of a single command line the text is empty.
-    """
-    if not commands:
-        return []
-    common = set(commands[0]).intersection(*map(set, commands[1:]))
+    """Return, for each of several command lines, the overrides that not all of them share, joined by spaces."""
+    common = set(commands[0]).intersection(*map(set, commands[1:])) if commands else set()
     return [" ".join(each for each in command if each not in common) for command in commands]
-
-
-def _unbegun(cell: Mapping[str, Any], active: bool) -> str:
-    """Return the state of a job without run.json; a job recorded as finished has to be repeated."""
-    state = str(cell.get("state") or "waiting")
-    if state == "running" and not active:
-        return "killed"
-    return state if state in CELL_STATES and state not in ("done", "diverged") else "waiting"
-
-
-def _why_unbegun(cell: Mapping[str, Any]) -> str | None:
-    state = cell.get("state")
-    return f"it was {state}, and its run.json is gone" if state in ("done", "diverged") else cell.get("error")

@@ -70,8 +70,7 @@ def runs(
         *sources: Folders, searched to any depth, and CSV files. A missing folder holds no runs.
         waiting: Add one row, in the state `waiting`, for each job that a sweep in these folders has not begun; it
             has what its first neighbour has, apart from its own overrides of lambda, alpha and seed.
-        report: Called with one sentence for each run or row that is left out because its file is damaged. Default:
-            to stderr.
+        report: Called with one sentence for each run that is left out because a file is damaged. Default: to stderr.
 
     Raises:
         InputError: A CSV is missing or is not a results file.
@@ -99,7 +98,7 @@ def _found(
     for path in sorted(folders):
         name = path.name if path == base else path.relative_to(base).as_posix()
         try:
-            values, rows = _read(folders[path], name, report)
+            values, rows = _read(folders[path], name)
             values["source"] = str(base)
         except InputError as error:
             report(f"left out: {error}")
@@ -114,7 +113,7 @@ def _found(
             report(f"left out the jobs that have not begun: {error}")
 
 
-def _read(folder: RunFolder, name: str, report: Callable[[str], None]) -> tuple[dict[str, Any], list[Row]]:
+def _read(folder: RunFolder, name: str) -> tuple[dict[str, Any], list[Row]]:
     record = folder.read_run()
     values = {column.name: _value(record, column) for column in RUN_COLUMNS if column.place}
     starts = record.get("starts") or [{}]
@@ -126,7 +125,7 @@ def _read(folder: RunFolder, name: str, report: Callable[[str], None]) -> tuple[
         "code": " then ".join(code_versions(record)),
         "error": failure_reason(record),
     }
-    rows = {row["epoch"]: row for row in folder.read_metrics(report=report)}
+    rows = {row["epoch"]: row for row in folder.read_metrics()}
     return values, [rows[epoch] for epoch in sorted(rows, key=lambda epoch: epoch or 0)]
 
 

@@ -5,15 +5,11 @@ to be done about each, and a `Pool` of processes runs `job.py`. Importing this p
 """
 
 from gramgn.sweep.axes import (
-    Extension,
     axes_of,
-    check_batch_size,
     check_overrides,
-    check_params,
     extended,
     grid_text,
-    read_extension,
-    read_points,
+    read_settings,
     with_points,
 )
 from gramgn.sweep.display import Display, Outcome, closing_table
@@ -25,22 +21,18 @@ from gramgn.sweep.summary import draw_heatmap
 __all__ = [
     "Cell",
     "Display",
-    "Extension",
     "Options",
     "Outcome",
     "Sweep",
     "axes_of",
-    "check_batch_size",
     "check_overrides",
-    "check_params",
     "closing_table",
     "draw_heatmap",
     "extended",
     "grid_text",
     "num_cores",
-    "read_extension",
     "read_options",
-    "read_points",
+    "read_settings",
     "review",
     "with_points",
 ]

@@ -1,87 +1,64 @@
-"""The jobs of a sweep as lists of overrides: a grid, points beside it, how a grid is extended, and what varies."""
+"""The jobs of a sweep as lists of overrides: a grid, points added to it, how a grid is extended, and what varies."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from hydra.core.override_parser.types import Glob, Override, RangeSweep
+from hydra.core.override_parser.types import Override
 
 from gramgn.app import check_doubled
-from gramgn.errors import ConfigError, is_whole
+from gramgn.errors import ConfigError, counted, is_whole
 from gramgn.records import override_key
 
 Command = tuple[str, ...]
 SHOWN_VALUES = 12
 
 
-@dataclass(frozen=True)
-class Extension:
-    """Further values of an axis.
+class Settings(NamedTuple):
+    """The settings of `conf/hydra/sweeper/`, checked.
 
     Attributes:
-        key: The axis, e.g. `"optimizer.alpha"`.
-        values: Override texts of the values, to be tried in turn.
+        params: Axes by key.
+        points: Lists of overrides, one per point.
+        extended_key: The axis that is extended, e.g. `"optimizer.alpha"`; empty for none.
+        further_values: Override texts of its further values, to be tried in turn.
     """
 
-    key: str
-    values: tuple[str, ...]
+    params: Mapping[Any, Any]
+    points: list[Command]
+    extended_key: str
+    further_values: list[str]
 
 
-def read_extension(given: Any) -> Extension | None:
-    """Return `hydra.sweeper.extend` checked; None if it is not set.
+def read_settings(params: Any, points: Any, extend: Any, max_batch_size: Any) -> Settings:
+    """Return the settings of the sweeper.
 
     Raises:
-        ConfigError: It is not a mapping of `key` and `values`.
+        ConfigError: One of them is not valid.
     """
-    if not given:
-        return None
-    key, values = (given.get(name) if isinstance(given, Mapping) else None for name in ("key", "values"))
-    if not isinstance(key, str) or not isinstance(values, list) or not values or len(given) != 2:
+    if not isinstance(params or {}, Mapping):
+        raise ConfigError(f"hydra.sweeper.params={params!r} must map keys to values, e.g. {{seed: '0,1'}}")
+    texts = points or []
+    if isinstance(texts, str) or not all(isinstance(point, str) and point.strip() for point in texts):
         raise ConfigError(
-            f"hydra.sweeper.extend={given!r} must have a key and a list of values, "
+            f"hydra.sweeper.points={points!r} must be a list of overrides, "
+            "e.g. ['optimizer.lam=1 optimizer.alpha=0.1']"
+        )
+    key, values = (extend.get(name) if isinstance(extend, Mapping) else None for name in ("key", "values"))
+    if extend and (
+        not isinstance(key, str) or not isinstance(values, list) or not values or len(extend) != 2
+    ):
+        raise ConfigError(
+            f"hydra.sweeper.extend={extend!r} must have a key and a list of values, "
             "e.g. {key: optimizer.alpha, values: [100, 300]}"
         )
-    return Extension(key, tuple(str(value) for value in values))
-
-
-def read_points(given: Any) -> list[Command]:
-    """Return `hydra.sweeper.points` as lists of overrides; each entry holds a few of them, separated by spaces.
-
-    Raises:
-        ConfigError: It is not a list of texts.
-    """
-    if not given:
-        return []
-    if isinstance(given, str) or not all(isinstance(point, str) and point.strip() for point in given):
-        raise ConfigError(
-            f"hydra.sweeper.points={given!r} must be a list of overrides, e.g. ['optimizer.lam=1 optimizer.alpha=0.1']"
-        )
-    return [tuple(point.split()) for point in given]
-
-
-def check_params(given: Any) -> Mapping[Any, Any]:
-    """Return `hydra.sweeper.params` checked.
-
-    Raises:
-        ConfigError: It is not a mapping.
-    """
-    if not isinstance(given or {}, Mapping):
-        raise ConfigError(f"hydra.sweeper.params={given!r} must map keys to values, e.g. {{seed: '0,1'}}")
-    return given or {}
-
-
-def check_batch_size(size: Any) -> None:
-    """Check `hydra.sweeper.max_batch_size`.
-
-    Raises:
-        ConfigError: It is neither a whole number from 1 nor None.
-    """
-    if size is not None and not is_whole(size, 1):
-        raise ConfigError(f"hydra.sweeper.max_batch_size={size!r} must be a number from 1, or null")
+    if max_batch_size is not None and not is_whole(max_batch_size, 1):
+        raise ConfigError(f"hydra.sweeper.max_batch_size={max_batch_size!r} must be a number from 1, or null")
+    further = [str(value) for value in values or []]
+    return Settings(params or {}, [tuple(point.split()) for point in texts], key or "", further)
 
 
 def check_overrides(overrides: Sequence[Override]) -> None:
@@ -101,18 +78,12 @@ def check_overrides(overrides: Sequence[Override]) -> None:
             )
         values = Counter(override.sweep_string_iterator())
         if not values:
-            raise ConfigError(f"{line} has no values, so that nothing would be run{_why(override)}")
+            raise ConfigError(
+                f"{line} has no values, so that nothing would be run: glob() chooses among the names of files of a "
+                "group in conf/, and range(start, stop, step) ends before stop"
+            )
         if twice := [value for value, count in values.items() if count > 1]:
             raise ConfigError(f"{line} names {', '.join(twice)} more than once: name each value once")
-
-
-def _why(override: Override) -> str:
-    value: object = override.value()
-    if isinstance(value, Glob):
-        return ": glob() chooses among the files of a group in conf/, such as optimizer, by their names"
-    if isinstance(value, RangeSweep):
-        return ": range(start, stop, step) ends before stop"
-    return ""
 
 
 def with_points(points: Sequence[Command], grid: Sequence[Command], given: Sequence[str]) -> list[Command]:
@@ -131,7 +102,8 @@ def with_points(points: Sequence[Command], grid: Sequence[Command], given: Seque
 
 def extended(
     jobs: Sequence[Command],
-    extension: Extension,
+    key: str,
+    further_values: Sequence[str],
     launch: Callable[[Sequence[Command]], Mapping[Command, str]],
 ) -> None:
     """Run jobs, and further values of an axis where each of its jobs diverged.
@@ -141,18 +113,19 @@ def extended(
 
     Args:
         jobs: The grid.
-        extension: The axis and its further values.
+        key: The axis.
+        further_values: Its further values.
         launch: Runs jobs and returns the state of each.
     """
     columns: dict[Command, list[str]] = {}
     for job, state in launch(jobs).items():
-        rest = tuple(each for each in job if override_key(each) != extension.key)
+        rest = tuple(each for each in job if override_key(each) != key)
         columns.setdefault(rest, []).append(state)
-    for value in extension.values:
+    for value in further_values:
         open_columns = [rest for rest, states in columns.items() if set(states) == {"diverged"}]
         if not open_columns:
             return
-        further = {(f"{extension.key}={value}", *rest): rest for rest in open_columns}
+        further = {(f"{key}={value}", *rest): rest for rest in open_columns}
         for job, state in launch(list(further)).items():
             columns[further[job]].append(state)
 
@@ -172,7 +145,7 @@ def axes_of(jobs: Sequence[Sequence[str]]) -> dict[str, list[str]]:
 
 def grid_text(axes: Mapping[str, Sequence[str]], num_jobs: int) -> str:
     """Return e.g. `"grid: optimizer.lam = 1, 2 x seed = 0, 1: 4 jobs"`."""
-    count = f"{num_jobs} job{'s' * (num_jobs != 1)}"
+    count = counted(num_jobs, "job")
     if not axes:
         return count
     listed = [

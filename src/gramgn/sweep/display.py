@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from typing import Any
 from tqdm import tqdm
 
 from gramgn.app import OUTPUT_FILE, shown
-from gramgn.errors import InputError
+from gramgn.errors import counted
 from gramgn.progress import duration, say
-from gramgn.records import RunFolder, run_status
+from gramgn.records import RunFolder, count_states
 
 REDRAW_S = 1.0
 LONGEST_REASON = 300
-STATES = ("done", "diverged", "failed", "rejected", "interrupted", "running", "waiting")
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,11 @@ class Display:
         self._begun += ended
         self._ended += ended
 
-    def say(self, line: str) -> None:
-        """Write a line that stays, above the bar."""
-        say(line)
-
     def started(self, label: str) -> None:
         """Report that a job has started."""
         self._begun += 1
         if not sys.stderr.isatty():
-            self.say(f"[{self._begun}/{self._total}] started  {label}")
+            say(f"[{self._begun}/{self._total}] started  {label}")
 
     def ended(self, label: str, folder: Path, outcome: Outcome) -> None:
         """Report how a job ended, at once, with the log of one that failed."""
@@ -81,14 +75,10 @@ class Display:
             self._bar.n = self._ended
         log = f" (log: {shown(folder / OUTPUT_FILE)})" if outcome.state == "failed" else ""
         words = ", ".join(part for part in (duration(outcome.seconds), outcome.words()) if part)
-        self.say(f"[{self._ended}/{self._total}] {outcome.state:<8} {label}  {words}{log}")
+        say(f"[{self._ended}/{self._total}] {outcome.state:<8} {label}  {words}{log}")
 
     def tick(self, running: Sequence[tuple[Path, str]]) -> None:
-        """Redraw the bar, at most once a second; it is removed when nothing runs any more.
-
-        Args:
-            running: Folder and label of every job that runs.
-        """
+        """Redraw the bar, at most once per second, with folder and label of the running jobs; remove it after them."""
         if not running:
             if self._bar is not None:
                 self._bar.close()
@@ -104,18 +94,8 @@ class Display:
 
 def _progress(folder: Path) -> str:
     """Return how far a running job is."""
-    try:
-        status = run_status(RunFolder(folder), active=True, folder=folder, label="", overrides=())
-    except InputError:  # its run has not begun
-        return "starting"
-    if status.epoch is None or status.train_loss is None:
-        return "first epoch"
-    return f"epoch {status.epoch}/{status.epochs}, loss {status.train_loss:.3g}"
-
-
-def count_words(states: Mapping[str, int]) -> str:
-    """Return e.g. `"3 done, 1 failed"`."""
-    return ", ".join(f"{states[state]} {state}" for state in STATES if states.get(state))
+    rows = RunFolder(folder).read_metrics()
+    return f"epoch {rows[-1]['epoch']}, loss {rows[-1]['train_loss']:.3g}" if rows else "first epoch"
 
 
 def closing_table(folder_name: str, rows: Sequence[tuple[str, Outcome]]) -> str:
@@ -125,17 +105,11 @@ def closing_table(folder_name: str, rows: Sequence[tuple[str, Outcome]]) -> str:
         folder_name: The sweep's folder, for the title.
         rows: Label and outcome of every job.
     """
-    states = Counter(outcome.state for _, outcome in rows)
-    title = f"{len(rows)} job{'s' * (len(rows) != 1)} in {folder_name}: {count_words(states)}"
+    states = count_states(outcome.state for _, outcome in rows)
+    counts = ", ".join(f"{number} {state}" for state, number in states.items())
+    lines = ["", f"{counted(len(rows), 'job')} in {folder_name}: {counts}"]
     width = min(60, max((len(label) for label, _ in rows), default=0))
-    lines = [
-        f"  {outcome.state:<11} {label:<{width}}  {_spent(outcome):>11}  {outcome.words()}".rstrip()
-        for label, outcome in rows
-    ]
-    return "\n".join(["", title, *lines])
-
-
-def _spent(outcome: Outcome) -> str:
-    if outcome.kept:
-        return "kept"
-    return duration(outcome.seconds) if outcome.seconds else ""
+    for label, outcome in rows:
+        spent = "kept" if outcome.kept else duration(outcome.seconds) if outcome.seconds else ""
+        lines.append(f"  {outcome.state:<11} {label:<{width}}  {spent:>11}  {outcome.words()}".rstrip())
+    return "\n".join(lines)

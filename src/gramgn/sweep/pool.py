@@ -8,39 +8,45 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import connection, forkserver, resource_tracker
-from typing import Any
+from typing import Any, Protocol
 
 from gramgn.app import repository
-from gramgn.errors import InputError, JobFailedError
+from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.records import RunFolder
 from gramgn.stopping import StopAtOnce, deferred_signals
-from gramgn.sweep.display import Display, Outcome
+from gramgn.sweep.display import Outcome
 from gramgn.sweep.job import GRACE_S, Task, perform
 from gramgn.sweep.options import Options
 from gramgn.sweep.review import Cell
 
 TICK_S = 0.1
 KILL_WAIT_S = 5.0
-OUT_OF_MEMORY = "killed by SIGKILL (out of memory?)"
 # A sweep of W&B itself would take all of our jobs for one run of its own.
 WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
 
-Began = Callable[[Cell], None]
-Ended = Callable[[Cell, Outcome], None]
+
+class Watcher(Protocol):
+    """Whom a pool reports to."""
+
+    def began(self, cell: Cell) -> None:
+        """A job is about to start."""
+
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        """A job has ended."""
+
+    def tick(self, running: Sequence[Cell]) -> None:
+        """Some time has passed."""
 
 
 def start_server(*, mirrored: bool) -> None:
     """Start the process that jobs are forked from; it imports in the background what they need.
 
     It inherits SIGINT and SIGTERM blocked, and so do its children until they have handlers: a Ctrl-C on a terminal
-    reaches the process that runs the sweep only.
-
-    Args:
-        mirrored: Whether jobs have a W&B run.
+    reaches only the process that runs the sweep. `mirrored` says whether jobs have a W&B run.
     """
     forkserver.set_forkserver_preload(["gramgn.sweep.preload", *(["wandb"] if mirrored else [])])
     # First, because it unblocks these signals itself.
@@ -65,23 +71,17 @@ class Child:
 
     Args:
         task: What it does.
-        slot: Which of the places for jobs at a time it occupies.
-        label: What distinguishes its job from the others.
+        slot: Which of the places for jobs that run at a time it occupies.
     """
 
-    def __init__(self, task: Task, slot: int = 0, label: str = "") -> None:
-        self.cell, self.slot, self.label = task.cells[0], slot, label
+    def __init__(self, task: Task, slot: int = 0) -> None:
+        self.cell, self.slot = task.cells[0], slot
         self.since = time.monotonic()
         self.result: dict[str, Any] | None = None
-        self._receiver, sender = multiprocessing.get_context("forkserver").Pipe(duplex=False)
-        self._process = multiprocessing.get_context("forkserver").Process(target=perform, args=(task, sender))
-        try:
-            self._process.start()
-        except (EOFError, ConnectionError):
-            raise JobFailedError(
-                "the process that jobs are forked from has ended. If it printed nothing above, it was killed, "
-                "perhaps because memory is full; the same command continues"
-            ) from None
+        context = multiprocessing.get_context("forkserver")
+        self._receiver, sender = context.Pipe(duplex=False)
+        self._process = context.Process(target=perform, args=(task, sender))
+        self._process.start()
         sender.close()
 
     @property
@@ -98,10 +98,14 @@ class Child:
             self._receiver.close()
         return is_over
 
-    @property
-    def status(self) -> int:
-        """Exit code of an ended process; the negative number of the signal that killed it."""
-        return self._process.exitcode or 0
+    def reason(self) -> str:
+        """Return how the process ended without a result."""
+        status = self._process.exitcode or 0
+        if status == -signal.SIGKILL:
+            return "killed by SIGKILL (out of memory?)"
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"ended without a result, with exit code {status}"
 
     def signal(self, signum: int) -> None:
         """Send a signal to the process, SIGKILL also to all that it has started."""
@@ -122,19 +126,18 @@ class Pool:
     Args:
         options: How many jobs at a time, and with what.
         git: State of the code.
+        watcher: Whom it reports to.
     """
 
-    def __init__(self, options: Options, git: dict[str, Any]) -> None:
-        self._options, self._git = options, git
+    def __init__(self, options: Options, git: dict[str, Any], watcher: Watcher) -> None:
+        self._options, self._git, self._watcher = options, git, watcher
         self._gpus: tuple[str, ...] = options.gpus or ()
         self._running: list[Child] = []
 
-    def check(self, cells: Sequence[Cell]) -> list[str | None] | None:
-        """Return what is wrong with each job, as far as that is known without its data.
+    def check(self, cells: Sequence[Cell]) -> list[str | None]:
+        """Return what is wrong with each job, as far as that is known without its data; None for nothing.
 
-        Returns:
-            A message or None for each; None instead of a list if the checking process was killed: then each job
-            finds out for itself.
+        The list is empty if the checking process was killed: then each job finds out for itself.
 
         Raises:
             InputError: The jobs cannot be checked at all.
@@ -149,7 +152,7 @@ class Pool:
         finally:
             child.signal(signal.SIGKILL)
         if child.result is None:
-            return None
+            return []
         if child.result["state"] != "done":
             raise InputError(child.result["message"])
         self._gpus = self._options.gpus_of_jobs(child.result["num_gpus"])
@@ -167,41 +170,32 @@ class Pool:
             "Give trainer.device=cuda, or hydra.launcher.gpus and n_jobs=1"
         )
 
-    def run(
-        self, cells: Sequence[Cell], labels: Sequence[str], display: Display, began: Began, ended: Ended
-    ) -> None:
+    def run(self, cells: Sequence[Cell]) -> None:
         """Run jobs until all have ended, or one has failed and `on_failure` is `stop`.
-
-        Args:
-            cells: The jobs.
-            labels: What distinguishes each of them.
-            display: Shows starts, progress and ends.
-            began: Called before a job starts.
-            ended: Called when it has ended.
 
         Raises:
             StopRequested: A signal came; the children have ended by then.
         """
-        waiting = deque(zip(cells, labels, strict=True))
+        waiting = deque(cells)
         slots = list(range(self._options.num_at_once))
         with deferred_signals() as stop:
             try:
                 while (waiting or self._running) and stop.signum is None:
                     while waiting and slots and stop.signum is None:
-                        self._start(*waiting.popleft(), slots.pop(0), display, began)
-                    for child, outcome in self._wait(display, ended, stopping=False):
+                        self._start(waiting.popleft(), slots.pop(0))
+                    for child, outcome in self._wait(stopping=False):
                         slots = sorted([*slots, child.slot])
                         if outcome.state == "failed" and self._options.on_failure == "stop":
                             waiting.clear()
                 if stop.signum is not None:
                     if self._running:
-                        display.say(f"stopping {len(self._running)} running, at most {GRACE_S:.0f} s")
-                    self._stop(stop.signum, display, ended)
+                        say(f"stopping {len(self._running)} running, at most {GRACE_S:.0f} s")
+                    self._stop(stop.signum)
             except StopAtOnce as again:
-                self._stop(signal.SIGKILL, display, ended)
+                self._stop(signal.SIGKILL)
                 raise again from None
             except Exception:  # a full disk, or no process for a further job
-                self._stop(signal.SIGTERM, display, ended)
+                self._stop(signal.SIGTERM)
                 raise
             stop.raise_if_set()
 
@@ -214,26 +208,24 @@ class Pool:
         kept = {name: value for name, value in environment.items() if name not in WITHHELD}
         return Task(tuple(cells), is_check, repository(), kept, self._options.threads, self._git)
 
-    def _start(self, cell: Cell, label: str, slot: int, display: Display, began: Began) -> None:
+    def _start(self, cell: Cell, slot: int) -> None:
         environment = os.environ | dict(cell.environment)
         if self._gpus and not str(cell.job.config["trainer"]["device"]).startswith("cpu"):
             environment["CUDA_VISIBLE_DEVICES"] = self._gpus[slot % len(self._gpus)]
-        began(cell)
-        self._running.append(Child(self._task([cell], environment, is_check=False), slot, label))
-        display.started(label)
+        self._watcher.began(cell)
+        self._running.append(Child(self._task([cell], environment, is_check=False), slot))
 
-    def _wait(self, display: Display, ended: Ended, *, stopping: bool) -> list[tuple[Child, Outcome]]:
+    def _wait(self, *, stopping: bool) -> list[tuple[Child, Outcome]]:
         """Wait a moment; record and return the jobs that ended meanwhile."""
         connection.wait([handle for child in self._running for handle in child.handles], TICK_S)
         found = [(child, _outcome(child, stopping=stopping)) for child in self._running if child.has_ended()]
         self._running = [child for child in self._running if child not in [each for each, _ in found]]
         for child, outcome in found:
-            display.ended(child.label, child.cell.folder, outcome)
-            ended(child.cell, outcome)
-        display.tick([(child.cell.folder, child.label) for child in self._running])
+            self._watcher.ended(child.cell, outcome)
+        self._watcher.tick([child.cell for child in self._running])
         return found
 
-    def _stop(self, signum: int, display: Display, ended: Ended) -> None:
+    def _stop(self, signum: int) -> None:
         """Send a signal to all children and wait for them; kill those that take too long."""
         orders = ((signum, GRACE_S), (int(signal.SIGKILL), KILL_WAIT_S))
         for order, seconds in orders[signum == signal.SIGKILL :]:
@@ -241,7 +233,7 @@ class Pool:
                 child.signal(order)
             end = time.monotonic() + seconds
             while self._running and time.monotonic() < end:
-                self._wait(display, ended, stopping=True)
+                self._wait(stopping=True)
 
 
 def _outcome(child: Child, *, stopping: bool) -> Outcome:
@@ -253,17 +245,9 @@ def _outcome(child: Child, *, stopping: bool) -> Outcome:
         outcome = Outcome(**child.result, seconds=seconds)
     else:
         state, exit_code = ("interrupted", 130) if stopping else ("failed", 1)
-        outcome = Outcome(state, _how(child.status), seconds=seconds, exit_code=exit_code)
+        outcome = Outcome(state, child.reason(), seconds=seconds, exit_code=exit_code)
     folder = RunFolder(child.cell.folder)
     is_unfinished = outcome.state in ("failed", "interrupted") and folder.run_json.is_file()
     if is_unfinished and folder.read_run()["state"] == "running":
         folder.update_run(state=outcome.state, error={"type": "Killed", "message": outcome.message})
     return outcome
-
-
-def _how(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return OUT_OF_MEMORY
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"ended without a result, with exit code {status}"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gramgn.app import Job, shown, split_paths
 from gramgn.errors import InputError
-from gramgn.records import ENDED, RunFolder, code_version, code_versions, config_hash, differing
+from gramgn.records import ENDED, RunFolder, code_versions, config_hash, differing
 
 SHOWN_KEYS = 4
 _PUT_BACK = "Put the file back, or move the job's folder away to run the job again"
@@ -81,7 +81,7 @@ def review(cell: Cell) -> Cell:
 
 def mixed_code(cells: Sequence[Cell], git: Mapping[str, Any]) -> str | None:
     """Return a note about jobs that ran with other code than the current one; None if there are none."""
-    now = code_version(git)
+    (now,) = code_versions({"git": git})
     others = Counter(
         version
         for cell in cells
@@ -110,7 +110,7 @@ def _other_config(cell: Cell, differences: Mapping[str, tuple[Any, Any]]) -> str
 def _lost_epochs(folder: RunFolder, epochs: int) -> str:
     """Return what a finished run lacks in metrics.csv, so that no figure could use it; an empty text for nothing."""
     try:
-        rows = folder.read_metrics(report=lambda message: None)
+        rows = folder.read_metrics()
     except InputError as error:
         return str(error).rstrip(".")
     last = max((int(row["epoch"] or 0) for row in rows), default=0)
@@ -125,4 +125,4 @@ def _holds_nothing(folder: RunFolder) -> bool:
     """Return whether a run has neither a checkpoint nor a complete epoch."""
     checkpoints = folder.checkpoint_dir
     has_checkpoint = checkpoints.is_dir() and any(checkpoints.iterdir())
-    return not has_checkpoint and not folder.read_metrics(report=lambda message: None)
+    return not has_checkpoint and not folder.read_metrics()

@@ -55,7 +55,7 @@ class Sweep:
         self.outcomes: dict[str, Outcome] = {}
         self._command = list(command)
         self._git = git_state(repository())
-        self._pool = Pool(options, self._git)
+        self._pool = Pool(options, self._git, self)
         self._display = Display()
         self._lock = ExitStack()
         self._is_ours = False
@@ -90,9 +90,9 @@ class Sweep:
         self.cells |= {cell.key: cell for cell in cells}
         axes = axes_of([cell.job.overrides for cell in self.cells.values()])
         if is_first:
-            self._display.say(f"{grid_text(axes, len(cells))}\nsweep folder: {shown(self.folder.path)}")
+            say(f"{grid_text(axes, len(cells))}\nsweep folder: {shown(self.folder.path)}")
         else:
-            self._display.say(counted(len(cells), "more job"))
+            say(counted(len(cells), "more job"))
         self._report_kept(cells)
         problems = self._problems(cells)
         if is_first and problems:
@@ -161,7 +161,7 @@ class Sweep:
         """Return why jobs cannot be run, by folder name: another configuration is there, or theirs is faulty."""
         problems = {cell.key: cell.reason for cell in cells if cell.action == "reject"}
         todo = [cell for cell in cells if cell.is_open]
-        faults = (self._pool.check(todo) if todo else None) or []
+        faults = self._pool.check(todo) if todo else []
         return problems | {cell.key: fault for cell, fault in zip(todo, faults, strict=False) if fault}
 
     def _reject(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
@@ -192,11 +192,11 @@ class Sweep:
             if cell.action == "keep"
         ]
         for line in kept[:LISTED]:
-            self._display.say(line)
+            say(line)
         if len(kept) > LISTED:
-            self._display.say(f"kept: {len(kept) - LISTED} more are finished already")
+            say(f"kept: {len(kept) - LISTED} more are finished already")
         if note := mixed_code(cells, self._git):
-            self._display.say(note)
+            say(note)
 
     def _note(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
         """Enter how each job stands before any runs."""
@@ -208,7 +208,7 @@ class Sweep:
                 outcome = Outcome(str(record["state"]), message, best, kept=True)
             elif cell.action == "reject":
                 outcome = Outcome("rejected", cell.reason, exit_code=2)
-                self._display.say(f"rejected: {cell.reason}")
+                say(f"rejected: {cell.reason}")
             elif cell.key in problems:
                 outcome = Outcome("failed", problems[cell.key], exit_code=2)
             else:
@@ -223,7 +223,7 @@ class Sweep:
                 self._fail(cell, problems[cell.key])
         runnable = [cell for cell in todo if cell.key not in problems]
         if runnable and not (self.has_failed and self.options.on_failure == "stop"):
-            self._pool.run(runnable, self._labels(runnable), self._display, self._began, self._ended)
+            self._pool.run(runnable)
 
     def _fail(self, cell: Cell, fault: str) -> None:
         """Record a job that was found faulty before it started, with a log of its own."""
@@ -234,7 +234,7 @@ class Sweep:
                 file.write(f"--- {_now()}: {' '.join(cell.job.overrides)}\nerror: {fault}\n")
         except OSError as error:
             raise InputError(f"cannot write {log}: {error.strerror or error}") from error
-        self._display.say(f"failed   {self._labels([cell])[0]}  {fault} (log: {shown(log)})")
+        say(f"failed   {self._labels([cell])[0]}  {fault} (log: {shown(log)})")
         self._change(cell, state="failed", error=portable(fault, repository()), exit_code=2)
 
     def _begin(self, cells: Sequence[Cell], axes: Mapping[str, Sequence[str]]) -> None:
@@ -270,13 +270,21 @@ class Sweep:
             "ended": known.get("ended"),
         }
 
-    def _began(self, cell: Cell) -> None:
+    def began(self, cell: Cell) -> None:
+        """Record and show that a job starts."""
+        self._display.started(*self._labels([cell]))
         self._change(cell, state="running", started=_now(), ended=None, error=None, exit_code=None)
 
-    def _ended(self, cell: Cell, outcome: Outcome) -> None:
+    def ended(self, cell: Cell, outcome: Outcome) -> None:
+        """Record and show how a job ended."""
+        self._display.ended(*self._labels([cell]), cell.folder, outcome)
         self.outcomes[cell.key] = outcome
         error = portable(outcome.message, repository()) or None
         self._change(cell, state=outcome.state, error=error, exit_code=outcome.exit_code, ended=_now())
+
+    def tick(self, running: Sequence[Cell]) -> None:
+        """Show how far the running jobs are."""
+        self._display.tick([(cell.folder, *self._labels([cell])) for cell in running])
 
     def _change(self, cell: Cell, **entries: Any) -> None:
         self._listed[cell.key] |= entries
@@ -287,9 +295,8 @@ class Sweep:
 
     def _labels(self, cells: Sequence[Cell]) -> list[str]:
         """Return what distinguishes jobs among all of this command."""
-        found = dict(
-            zip(self.cells, varying([cell.job.overrides for cell in self.cells.values()]), strict=True)
-        )
+        texts = varying([cell.job.overrides for cell in self.cells.values()])
+        found = dict(zip(self.cells, texts, strict=True))
         return [found[cell.key] or cell.key.rpartition("-")[0] for cell in cells]
 
 

@@ -15,11 +15,8 @@ def draw_heatmap(folder: Path, png: Path) -> bool:
     # Only at the end of a sweep: importing it brings matplotlib and pandas.
     from gramgn.figures import drawings, read_table
 
-    def forget(line: str) -> None:
-        """Ignore what figures leave out."""
-
-    _, shown = read_table(folder, report=forget)
-    grids = [drawing for drawing in drawings(shown, report=forget) if drawing.grid is not None]
+    _, shown = read_table(folder, report=lambda line: None)
+    grids = [drawing for drawing in drawings(shown, report=lambda line: None) if drawing.grid is not None]
     content = grids[0].render("png") if grids else {}
     if not content:
         return False

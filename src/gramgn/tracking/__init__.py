@@ -3,9 +3,10 @@
 The records on disk are the truth and complete without it; nothing reads W&B back, and no failure in here stops a run.
 """
 
+from gramgn.tracking.client import unreachable
 from gramgn.tracking.config import MODES, TrackingConfig
 from gramgn.tracking.mirror import WandbMirror
-from gramgn.tracking.replay import NothingToUploadError, find_uploads, unreachable, upload_config, upload_run
+from gramgn.tracking.replay import NothingToUploadError, find_uploads, upload_config, upload_run
 from gramgn.tracking.summary import log_summary, sweep_table, upload_summary
 
 __all__ = [

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,19 +23,24 @@ INIT_GRACE_S = 12.0
 
 
 def open_run(
-    files: Path, record: Mapping[str, Any], config: TrackingConfig, *, job_type: str | None, resume: bool
+    files: Path,
+    record: Mapping[str, Any],
+    config: TrackingConfig,
+    *,
+    resume: bool,
+    job_type: str | None = None,
 ) -> Any:
     """Open a W&B run under the run's own id.
 
     Args:
-        files: Where W&B makes its folder `wandb`.
+        files: Where W&B creates its folder `wandb`.
         record: `id`, `name`, `group`, `config`, `dataset`, `model`, `optimizer` and `git` of run.json are used.
         config: Mode (`"online"` or `"offline"`), project and time limits.
-        job_type: The kind of job, e.g. the optimizer's name.
-        resume: Continue the run of that id on the server; False replaces it.
+        resume: Whether to continue the run of that id on the server instead of replacing it.
+        job_type: The kind of job. Default: the optimizer's name.
 
     Raises:
-        Exception: Whatever W&B raised, or TimeoutError.
+        Exception: Any error of W&B, or TimeoutError.
     """
     import wandb
 
@@ -47,7 +51,7 @@ def open_run(
         project=config.project,
         entity=config.entity,
         run_group=record.get("group"),
-        run_job_type=job_type,
+        run_job_type=job_type or optimizer.get("name"),
         run_name=record.get("name"),
         run_id=record["id"],
         run_tags=tuple(str(dataset[key]) for key in ("kind", "name") if dataset.get(key)),
@@ -95,12 +99,13 @@ def open_run(
     return run
 
 
-def close_run(run: Any, exit_code: int, limit_s: float) -> None:
-    """Close a W&B run in bounded time.
+def close_run(run: Any, exit_code: int, limit_s: float, summary: Mapping[str, Any] | None = None) -> None:
+    """Add what is not None to a W&B run's summary and close the run in bounded time.
 
     Raises:
-        Exception: Whatever W&B raised, or TimeoutError.
+        Exception: Any error of W&B, or TimeoutError.
     """
+    run.summary.update({key: value for key, value in (summary or {}).items() if value is not None})
     bounded(lambda: run.finish(exit_code=exit_code), limit_s + min(5.0, limit_s))
 
 
@@ -113,24 +118,29 @@ def log_media(
         run: The W&B run.
         tables: Tables by key.
         images: PNG files by key.
-        staging: Where W&B keeps a second copy of every table until it is uploaded; made if missing. It must
-            stay until the run is closed (online) or synchronised (offline).
+        staging: Where W&B keeps a second copy of every table until it is uploaded; created if missing. It must
+            stay until the run is closed (online) or synced (offline).
     """
     import wandb
 
     values: dict[str, Any] = {key: wandb.Table(dataframe=table) for key, table in tables.items()}
     values |= {key: wandb.Image(str(path)) for key, path in images.items()}
     staging.mkdir(parents=True, exist_ok=True)
-    with _data_dir(staging):
+    # By default W&B stages artifacts in the user's home.
+    before = os.environ.get("WANDB_DATA_DIR")
+    os.environ["WANDB_DATA_DIR"] = str(staging)
+    try:
         run.log(values)
+    finally:
+        del os.environ["WANDB_DATA_DIR"]
+        if before is not None:
+            os.environ["WANDB_DATA_DIR"] = before
 
 
-def online_problem(limit_s: float) -> str | None:
-    """Return why W&B cannot be used online, None if it can.
-
-    Args:
-        limit_s: Seconds to wait for the server.
-    """
+def unreachable(config: TrackingConfig) -> str | None:
+    """Return why W&B cannot be used in the given mode, None if it can."""
+    if config.mode != "online":
+        return None
 
     def login() -> bool:
         import wandb
@@ -140,22 +150,18 @@ def online_problem(limit_s: float) -> str | None:
         return wandb.login(prompt=False, verify=True)
 
     try:
-        logged_in = bounded(login, limit_s)
+        logged_in = bounded(login, config.init_timeout_s)
     except Exception as error:
         return one_line(error)
     return None if logged_in else "there is no API key (set WANDB_API_KEY or run `wandb login`)"
 
 
 def bounded(function: Callable[[], T], limit_s: float) -> T:
-    """Return the function's result, or stop waiting for it after a while.
-
-    Args:
-        function: What may hang in a network call. If it does, it is left behind in a daemon thread.
-        limit_s: Seconds to wait.
+    """Return the result of a function that may hang in a network call: then its daemon thread is left behind.
 
     Raises:
-        TimeoutError: It has not returned in time.
-        Exception: Whatever the function raised.
+        TimeoutError: It has not returned within `limit_s` seconds.
+        Exception: Any error of the function.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -177,20 +183,5 @@ def bounded(function: Callable[[], T], limit_s: float) -> T:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as the start of one line."""
-    text = " ".join(str(error).split())
-    return (text[:157] + "...") if len(text) > 160 else (text or type(error).__name__)
-
-
-@contextmanager
-def _data_dir(folder: Path) -> Iterator[None]:
-    """Have W&B stage its artifacts in a folder of ours: by default they pile up in the user's home."""
-    before = os.environ.get("WANDB_DATA_DIR")
-    os.environ["WANDB_DATA_DIR"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop("WANDB_DATA_DIR", None)
-        else:
-            os.environ["WANDB_DATA_DIR"] = before
+    """Return an error as one line of bounded length."""
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gramgn.errors import ConfigError, nearest
+from gramgn.errors import ConfigError, checked_choice
 
 MODES = ("offline", "online", "none")
 
@@ -32,9 +32,7 @@ class TrackingConfig:
     finish_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            hint = nearest(str(self.mode), MODES)
-            raise ConfigError(f"tracking.mode={self.mode!r} must be one of {', '.join(MODES)}{hint}")
+        checked_choice("tracking.mode", self.mode, MODES)
         for name in ("init_timeout_s", "finish_timeout_s"):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -11,9 +11,9 @@ from pathlib import Path
 from gramgn.errors import InputError
 from gramgn.locks import is_locked
 from gramgn.records import SWEEP_FILE, RunFolder, find_runs
-from gramgn.tracking.client import online_problem, open_run
+from gramgn.tracking.client import close_run, open_run
 from gramgn.tracking.config import TrackingConfig
-from gramgn.tracking.mirror import conclude, history_row, job_type, unit_of
+from gramgn.tracking.mirror import history_row, summary_of
 
 # A run that still says "running" was killed (or is running: then it has a mirror of its own).
 EXIT_CODES = {"done": 0, "diverged": 3, "failed": 1, "interrupted": 130, "running": 1}
@@ -39,7 +39,7 @@ def upload_run(folder: RunFolder, config: TrackingConfig) -> str:
     Raises:
         NothingToUploadError: The run is still running, or has no epochs.
         InputError: Files of the run are damaged or cannot be written.
-        Exception: Whatever W&B raised.
+        Exception: Any error of W&B.
     """
     record, rows = folder.read_run("id"), folder.read_metrics()
     if record["state"] == "running" and is_locked(folder.path / ".lock"):
@@ -47,17 +47,16 @@ def upload_run(folder: RunFolder, config: TrackingConfig) -> str:
     if not rows and record["state"] != "diverged":
         raise NothingToUploadError(f"it is {record['state']}, and metrics.csv has no rows")
     record["name"] = record.get("name") or folder.path.name
-    limit_s = config.finish_timeout_s
+    summary = summary_of(record.get("best"), (record.get("error") or {}).get("message"))
     with folder.lock(), upload_files(folder.path, config.mode) as files:
-        run = open_run(files, record, config, job_type=job_type(record), resume=False)
+        run = open_run(files, record, config, resume=False)
+        exit_code = 1
         try:
             for row in rows:
-                run.log(history_row(row, unit_of(record)))
-        except BaseException:
-            conclude(run, 1, None, None, limit_s)
-            raise
-        reason = (record.get("error") or {}).get("message")
-        conclude(run, EXIT_CODES[record["state"]], reason, record.get("best"), limit_s)
+                run.log(history_row(row, record))
+            exit_code = EXIT_CODES[record["state"]]
+        finally:
+            close_run(run, exit_code, config.finish_timeout_s, summary)
     return f"{len(rows)} rows ({config.mode})"
 
 
@@ -125,15 +124,10 @@ def upload_files(folder: Path, mode: str) -> Iterator[Path]:
         return
     files = folder / "upload"
     try:
-        # Only the newest: two files of one id would be a run and its double to `wandb sync`.
+        # Only the newest: `wandb sync` would take two files of one id for two runs.
         if files.exists():
             shutil.rmtree(files)
         files.mkdir()
     except OSError as error:
         raise InputError(f"cannot write {files}: {error.strerror or error}") from error
     yield files
-
-
-def unreachable(config: TrackingConfig) -> str | None:
-    """Return why W&B cannot be used in the given mode, None if it can."""
-    return online_problem(config.init_timeout_s) if config.mode == "online" else None

@@ -5,25 +5,18 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.records import (
-    RunFolder,
-    SweepFolder,
-    count_states,
-    final_loss,
-    is_incidental,
-    override_key,
-    runs,
-)
-from gramgn.tracking.client import bounded, close_run, log_media, one_line, open_run
+from gramgn.records import RunFolder, SweepFolder, count_states, final_loss, override_key, runs
+from gramgn.tracking.client import bounded, close_run, log_media, one_line, open_run, unreachable
 from gramgn.tracking.config import TrackingConfig
 from gramgn.tracking.mirror import upload_later
-from gramgn.tracking.replay import NothingToUploadError, unreachable, upload_files
+from gramgn.tracking.replay import NothingToUploadError, upload_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +24,7 @@ if TYPE_CHECKING:
 Draw: TypeAlias = Callable[[Path, Path], bool]
 """Draws the heatmap of a sweep's folder into a PNG file; returns False if the sweep has none."""
 
-_OWN = {"optimizer.lam": "lam", "optimizer.alpha": "alpha", "seed": "seed"}
+_COLUMNS = {"optimizer.lam": "lam", "optimizer.alpha": "alpha", "seed": "seed"}
 
 
 def sweep_table(folder: Path) -> pd.DataFrame:
@@ -42,7 +35,7 @@ def sweep_table(folder: Path) -> pd.DataFrame:
 
     Returns:
         `lam`, `alpha` (in the configured convention), `seed`, `metric` (training loss at the last epoch, missing
-        unless the job is done), `status`, one column per further key that the jobs vary, `epoch` and `cell` (folder).
+        unless the job is done), `status`, one column per further axis of the sweep, `epoch` and `cell` (folder).
 
     Raises:
         InputError: sweep.json is missing or damaged.
@@ -50,28 +43,18 @@ def sweep_table(folder: Path) -> pd.DataFrame:
     import numpy as np
     import pandas as pd
 
-    jobs = SweepFolder(folder).cells()
-    found = final_loss(runs(folder, report=lambda line: None)).set_index("folder")
-    overrides = pd.DataFrame(
-        [dict(each.split("=", 1) for each in job.overrides if "=" in each) for job in jobs], dtype=object
-    )
+    sweep = SweepFolder(folder)
+    jobs, axes = sweep.cells(), sweep.read().get("axes") or {}
+    found = final_loss(runs(folder, waiting=True, report=lambda line: None)).set_index("folder")
     found = found.reindex([str(job.folder) for job in jobs]).reset_index(drop=True)
-    table = pd.DataFrame(
-        {
-            # Of a job that has not begun: what its command line says, unless that is an expression.
-            name: pd.to_numeric(found[name], errors="coerce").fillna(
-                pd.to_numeric(overrides.get(key, pd.Series(dtype=float)), errors="coerce")
-            )
-            for key, name in _OWN.items()
-        }
-    )
-    is_done = pd.Series([job.state == "done" for job in jobs], dtype=bool)
-    table["metric"] = found["loss"].where(is_done & np.isfinite(found["loss"]))
+    table = found[list(_COLUMNS.values())].copy()
     table["status"] = [job.state for job in jobs]
-    for key in overrides.columns:
-        is_axis = override_key(key) not in _OWN and not is_incidental(override_key(key))
-        if is_axis and overrides[key].nunique(dropna=False) > 1:
-            table[key] = overrides[key]
+    is_finite = (table["status"] == "done") & np.isfinite(found["loss"])
+    table.insert(3, "metric", found["loss"].where(is_finite))
+    commands = [dict(each.split("=", 1) for each in job.overrides if "=" in each) for job in jobs]
+    for key in axes:
+        if override_key(key) not in _COLUMNS:
+            table[key] = [command.get(key) for command in commands]
     table["epoch"] = pd.array([job.epoch for job in jobs], dtype="Int64")
     table["cell"] = [job.folder.name for job in jobs]
     return table
@@ -94,11 +77,14 @@ def upload_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> s
     Raises:
         NothingToUploadError: No job has begun.
         InputError: The sweep's files are damaged or cannot be written.
-        Exception: Whatever W&B raised.
+        Exception: Any error of W&B.
     """
     sweep = SweepFolder(folder)
-    table, jobs, content = sweep_table(folder), sweep.cells(), sweep.read()
-    records = [found for job in jobs if (found := _record(job.folder)) is not None]
+    table, content = sweep_table(folder), sweep.read()
+    records = []
+    for cell in content["cells"]:
+        with suppress(InputError):  # it has not begun, or its file is damaged
+            records.append(RunFolder(sweep.path / cell["folder"]).read_run())
     if not records:
         raise NothingToUploadError("no job has begun")
     shared = _common(records)
@@ -121,15 +107,14 @@ def upload_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> s
         images = {"heatmap": image} if draw is not None and draw(folder, image) else {}
         with upload_files(folder, config.mode) as files:
             run = open_run(files, record, config, job_type="summary", resume=False)
+            states = {f"cells_{state}": number for state, number in count_states(table["status"]).items()}
+            exit_code = 1
             try:
-                states = count_states(jobs)
-                run.summary.update({f"cells_{state}": number for state, number in states.items()})
                 cells = table.astype(object).where(table.notna(), None)
                 log_media(run, {"cells": cells}, images, files / "wandb" / "staging")
-            except BaseException:
-                close_run(run, 1, config.finish_timeout_s)
-                raise
-            close_run(run, 0, config.finish_timeout_s)
+                exit_code = 0
+            finally:
+                close_run(run, exit_code, config.finish_timeout_s, states)
     return f"summary of {len(table)} jobs ({config.mode}{'' if images else ', no heatmap'})"
 
 
@@ -162,14 +147,6 @@ def log_summary(
         pass
     except Exception as error:
         say(f"W&B: no summary of the sweep ({one_line(error)}). {upload_later(folder)}")
-
-
-def _record(folder: Path) -> dict[str, Any] | None:
-    """Return the content of a job's run.json; None if it has not begun or its file is damaged."""
-    try:
-        return RunFolder(folder).read_run()
-    except InputError:
-        return None
 
 
 def _common(trees: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
