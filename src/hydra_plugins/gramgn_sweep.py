@@ -154,7 +154,8 @@ class AxisSweeper(BasicSweeper):
             raise ConfigError(OTHER_LAUNCHER)
         launcher, context = self.launcher, self.hydra_context
         given = {override_key(argument) for argument in arguments}
-        settings = read_settings(_plain(self.params), *map(_plain, self._given), self.max_batch_size)
+        points, extend = map(_plain, self._given)
+        settings = read_settings(_plain(self.params), points, extend, self.max_batch_size)
         axes = [
             f"{key}={value}" for key, value in settings.params.items() if override_key(str(key)) not in given
         ]

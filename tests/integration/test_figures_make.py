@@ -93,7 +93,7 @@ def test_what_is_finished_is_drawn_and_the_rest_is_named(tmp_path: Path) -> None
         "killed": "still running, or killed",
         "failed": "disk full",
         "no-csv": "its metrics have no epoch",
-        "torn": "is torn",
+        "torn": "is damaged",
         "short": "end at epoch 1 of 2",
         "broken": "run.json",
     }

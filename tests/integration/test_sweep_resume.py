@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,7 +60,7 @@ def test_the_status_of_sweeps(done: House) -> None:
     )
     result = done.script("-c", code)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["triple: 3 jobs: 1 diverged, 2 done"]
+    assert result.stdout.splitlines() == ["triple: 3 jobs: 2 done, 1 diverged"]
     (content,) = json.loads(done.script(SCRIPT, "triple", "--json").stdout)
     assert content["active"] is False
     assert content["states"] == {"diverged": 1, "done": 2}
@@ -74,7 +72,7 @@ def test_the_status_of_sweeps(done: House) -> None:
 
 
 def test_the_status_of_damaged_sweeps(house: House) -> None:
-    """Each is read for itself; the exit code reports that one could not be, and `head` may stop reading."""
+    """Each is read for itself; the exit code reports that one could not be."""
     sweeps = house.root / "outputs" / "sweeps"
     for name, text in (("bad", ""), ("good", '{"format": 1, "cells": []}')):
         (sweeps / name).mkdir(parents=True)
@@ -82,16 +80,6 @@ def test_the_status_of_damaged_sweeps(house: House) -> None:
     result = house.script(SCRIPT)
     assert (result.returncode, result.stdout.strip()) == (2, "good: 0 jobs:")
     assert "Remove it and repeat the sweep's command" in result.stderr
-    code = f"set -o pipefail; ({sys.executable} {SCRIPT} good; echo $? >&2) | true"
-    piped = subprocess.run(
-        ["bash", "-c", code],
-        cwd=house.root,
-        env=house.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert piped.stderr.strip() == "0"
     shutil.rmtree(sweeps)
     nothing = house.script(SCRIPT)
     assert (nothing.returncode, nothing.stdout.startswith("there are no sweeps in")) == (0, True)

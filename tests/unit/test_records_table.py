@@ -127,23 +127,21 @@ def test_an_epochs_own_alpha_is_no_setting(tmp_path: Path) -> None:
     assert (row["alpha_sum"], row["epoch_alpha_sum"]) == (12.8, 51.2)
 
 
-def test_torn_lines_and_doubled_epochs(tmp_path: Path) -> None:
-    """A torn last line is left out and reported; of an epoch written twice the last row counts."""
-    folder = add(tmp_path / "a", [0.5, 0.4])
-    folder.append_metrics({"epoch": 2, "train_loss": 0.3})
-    with folder.metrics_csv.open("a") as file:
-        file.write("3,0.1")
-    said: list[str] = []
-    assert list(runs(tmp_path, report=said.append)["train_loss"]) == [0.5, 0.3]
-    assert "line 5 is torn" in said[0]
+def test_of_an_epoch_written_twice_the_last_row_counts(tmp_path: Path) -> None:
+    add(tmp_path / "a", [0.5, 0.4]).append_metrics({"epoch": 2, "train_loss": 0.3})
+    assert list(runs(tmp_path)["train_loss"]) == [0.5, 0.3]
 
 
-def test_a_damaged_run_is_named_and_left_out(tmp_path: Path) -> None:
+def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:
+    """F01: a damaged run.json and a metrics file that was cut in mid-line."""
     add(tmp_path / "a", [0.5])
     add(tmp_path / "b", [0.5]).run_json.write_text("{")
+    with add(tmp_path / "c", [0.5]).metrics_csv.open("a") as file:
+        file.write("2,0.1")
     said: list[str] = []
     assert list(runs(tmp_path, report=said.append)["run"]) == ["a"]
     assert "run.json is damaged" in said[0]
+    assert "line 3 is damaged" in said[1]
 
 
 def test_a_missing_folder_holds_no_runs(tmp_path: Path) -> None:

@@ -9,15 +9,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gramgn.errors import ConfigError
 from gramgn.sweep import (
-    Extension,
     axes_of,
-    check_batch_size,
     check_overrides,
-    check_params,
     extended,
     grid_text,
-    read_extension,
-    read_points,
+    read_settings,
     with_points,
 )
 
@@ -33,7 +29,7 @@ Command = tuple[str, ...]
         (["seed=1,1,2,2,3"], "names 1, 2 more than once"),
         (["seed=choice(1,1)"], "names 1 more than once"),
         (["optimizer.lam=interval(0,1)"], "names no values: give some, e.g. optimizer.lam=0.1,1,10"),
-        (["seed=range(3,1)"], r"seed=range\(3,1\) has no values.*: range\("),
+        (["seed=range(3,1)"], r"seed=range\(3,1\) has no values.* range\("),
     ],
 )
 def test_overrides_that_are_rejected(given: list[str], message: str) -> None:
@@ -48,7 +44,9 @@ def test_overrides_that_are_taken() -> None:
 
 
 def test_points_are_taken_with_all_of_the_grid() -> None:
-    points = read_points(["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4"])
+    points = read_settings(
+        None, ["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4"], None, None
+    ).points
     assert with_points(points, GRID, ["trainer=laptop"]) == [
         ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[0]),
         ("optimizer.lam=1", "optimizer.alpha=0.1", *GRID[1]),
@@ -59,7 +57,8 @@ def test_points_are_taken_with_all_of_the_grid() -> None:
 
 
 def test_the_command_line_replaces_a_key_of_the_points() -> None:
-    points = read_points(["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4 optimizer.alpha=0.1"])
+    given = ["optimizer.lam=1 optimizer.alpha=0.1", "optimizer.lam=4 optimizer.alpha=0.1"]
+    points = read_settings({}, given, None, 3).points
     jobs = with_points(points, [("optimizer.lam=9",)], ["optimizer.lam=9"])
     assert jobs == [("optimizer.alpha=0.1", "optimizer.lam=9")]
 
@@ -82,20 +81,20 @@ class Outcomes:
 def test_a_column_without_a_finite_cell_is_extended_until_one_is() -> None:
     outcomes = Outcomes(finite=["alpha=1 lam=2", "alpha=100 lam=1"])
     grid = [(f"lam={lam}", f"alpha={alpha}") for lam in (1, 2) for alpha in (1, 3)]
-    extended(grid, Extension("alpha", ("10", "100", "1000")), outcomes)
+    extended(grid, "alpha", ["10", "100", "1000"], outcomes)
     assert outcomes.launched[1:] == [[("alpha=10", "lam=1")], [("alpha=100", "lam=1")]]
 
 
 def test_a_column_that_never_ends_finite_takes_all_values() -> None:
     outcomes = Outcomes()
-    extended([("lam=1", "alpha=1"), ("lam=2", "alpha=1")], Extension("alpha", ("10", "100")), outcomes)
+    extended([("lam=1", "alpha=1"), ("lam=2", "alpha=1")], "alpha", ["10", "100"], outcomes)
     assert [len(jobs) for jobs in outcomes.launched] == [2, 2, 2]
 
 
 def test_a_column_with_a_failed_cell_is_not_extended() -> None:
     """What a failed job would have done is not known: it is no reason to continue."""
     outcomes = Outcomes(failed=["alpha=1 lam=1"])
-    extended([("lam=1", "alpha=1"), ("lam=1", "alpha=3")], Extension("alpha", ("10",)), outcomes)
+    extended([("lam=1", "alpha=1"), ("lam=1", "alpha=3")], "alpha", ["10"], outcomes)
     assert len(outcomes.launched) == 1
 
 
@@ -104,23 +103,23 @@ def test_a_column_with_a_failed_cell_is_not_extended() -> None:
 )
 def test_an_extension_that_is_none(given: object) -> None:
     with pytest.raises(ConfigError, match=r"hydra\.sweeper\.extend=.*e\.g\. \{key: optimizer\.alpha"):
-        read_extension(given)
-    assert read_extension(None) is None
-    assert read_extension({"key": "a", "values": [1, 2.5]}) == Extension("a", ("1", "2.5"))
+        read_settings(None, None, given, None)
+    settings = read_settings(None, None, {"key": "a", "values": [1, 2.5]}, None)
+    assert (settings.extended_key, settings.further_values) == ("a", ["1", "2.5"])
 
 
 @pytest.mark.parametrize("given", ["seed=1", [3], [""], [["seed=1"]]])
 def test_points_that_are_none(given: object) -> None:
     with pytest.raises(ConfigError, match=r"hydra\.sweeper\.points=.*must be a list of overrides"):
-        read_points(given)
+        read_settings(None, given, None, None)
 
 
 def test_other_settings_of_the_sweeper() -> None:
     for size in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="max_batch_size"):
-            check_batch_size(size)
+            read_settings(None, None, None, size)
     with pytest.raises(ConfigError, match=r"hydra\.sweeper\.params"):
-        check_params(["seed=1"])
+        read_settings(["seed=1"], None, None, None)
 
 
 def test_what_varies() -> None:

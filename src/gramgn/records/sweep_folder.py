@@ -180,7 +180,7 @@ def code_versions(record: Mapping[str, Any]) -> tuple[str, ...]:
     Args:
         record: Content of run.json, or a mapping with an entry `git` like it.
     """
-    found = {}
+    found: dict[str, None] = {}
     for start in record.get("starts") or [record]:
         commit, changes = look_up(start, "git.commit"), look_up(start, "git.diff_sha256")
         version = str(commit or "no commit")[:10] + (f"+{str(changes)[:6]}" if changes else "")

@@ -53,6 +53,7 @@ class Sweep:
         self.options = options
         self.cells: dict[str, Cell] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self._labels: dict[str, str] = {}
         self._command = list(command)
         self._git = git_state(repository())
         self._pool = Pool(options, self._git, self)
@@ -88,6 +89,11 @@ class Sweep:
             self._take()
         cells = [review(cell) for cell in _unique(cells)]
         self.cells |= {cell.key: cell for cell in cells}
+        # What distinguishes each job among all of this command.
+        texts = varying([cell.job.overrides for cell in self.cells.values()])
+        self._labels = {
+            key: text or key.rpartition("-")[0] for key, text in zip(self.cells, texts, strict=True)
+        }
         axes = axes_of([cell.job.overrides for cell in self.cells.values()])
         if is_first:
             say(f"{grid_text(axes, len(cells))}\nsweep folder: {shown(self.folder.path)}")
@@ -119,8 +125,7 @@ class Sweep:
             StopRequested: A signal came meanwhile.
         """
         if self.outcomes:
-            labels = self._labels(list(self.cells.values()))
-            rows = [(label, self.outcomes[key]) for key, label in zip(self.cells, labels, strict=True)]
+            rows = [(self._labels[key], self.outcomes[key]) for key in self.cells]
             say(closing_table(shown(self.folder.path), rows))
         if mirror and self.has_begun:
             first = next(iter(self.cells.values()))
@@ -174,9 +179,7 @@ class Sweep:
             same = f"\n(the same for all {len(cells)} jobs)" if len(cells) > 1 else ""
             raise InputError(f"{messages[0]}{same}")
         faulty = [
-            f"  {label}: {problems[cell.key]}"
-            for cell, label in zip(cells, self._labels(cells), strict=True)
-            if cell.key in problems
+            f"  {self._labels[cell.key]}: {problems[cell.key]}" for cell in cells if cell.key in problems
         ]
         lines = [f"{len(faulty)} of {len(cells)} jobs cannot be run:", *faulty[:LISTED]]
         if len(faulty) > LISTED:
@@ -187,8 +190,8 @@ class Sweep:
 
     def _report_kept(self, cells: Sequence[Cell]) -> None:
         kept = [
-            f"kept: {label} is {(cell.record or {})['state']} already"
-            for cell, label in zip(cells, self._labels(cells), strict=True)
+            f"kept: {self._labels[cell.key]} is {(cell.record or {})['state']} already"
+            for cell in cells
             if cell.action == "keep"
         ]
         for line in kept[:LISTED]:
@@ -234,7 +237,7 @@ class Sweep:
                 file.write(f"--- {_now()}: {' '.join(cell.job.overrides)}\nerror: {fault}\n")
         except OSError as error:
             raise InputError(f"cannot write {log}: {error.strerror or error}") from error
-        say(f"failed   {self._labels([cell])[0]}  {fault} (log: {shown(log)})")
+        say(f"failed   {self._labels[cell.key]}  {fault} (log: {shown(log)})")
         self._change(cell, state="failed", error=portable(fault, repository()), exit_code=2)
 
     def _begin(self, cells: Sequence[Cell], axes: Mapping[str, Sequence[str]]) -> None:
@@ -272,19 +275,19 @@ class Sweep:
 
     def began(self, cell: Cell) -> None:
         """Record and show that a job starts."""
-        self._display.started(*self._labels([cell]))
+        self._display.started(self._labels[cell.key])
         self._change(cell, state="running", started=_now(), ended=None, error=None, exit_code=None)
 
     def ended(self, cell: Cell, outcome: Outcome) -> None:
         """Record and show how a job ended."""
-        self._display.ended(*self._labels([cell]), cell.folder, outcome)
+        self._display.ended(self._labels[cell.key], cell.folder, outcome)
         self.outcomes[cell.key] = outcome
         error = portable(outcome.message, repository()) or None
         self._change(cell, state=outcome.state, error=error, exit_code=outcome.exit_code, ended=_now())
 
     def tick(self, running: Sequence[Cell]) -> None:
         """Show how far the running jobs are."""
-        self._display.tick([(cell.folder, *self._labels([cell])) for cell in running])
+        self._display.tick([(cell.folder, self._labels[cell.key]) for cell in running])
 
     def _change(self, cell: Cell, **entries: Any) -> None:
         self._listed[cell.key] |= entries
@@ -292,12 +295,6 @@ class Sweep:
 
     def _write(self) -> None:
         self.folder.write({**self._record, "cells": list(self._listed.values())})
-
-    def _labels(self, cells: Sequence[Cell]) -> list[str]:
-        """Return what distinguishes jobs among all of this command."""
-        texts = varying([cell.job.overrides for cell in self.cells.values()])
-        found = dict(zip(self.cells, texts, strict=True))
-        return [found[cell.key] or cell.key.rpartition("-")[0] for cell in cells]
 
 
 def _unique(cells: Sequence[Cell]) -> list[Cell]:
