@@ -32,8 +32,6 @@ from gramgn.tracking import (  # noqa: E402
     upload_summary,
 )
 
-PATIENCE = 3  # failures of W&B in a row after which it is taken to be down; each costs the time limit
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 all was sent, 1 something was not sent, 2 bad input."""
@@ -49,21 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: nothing was uploaded: W&B cannot be used ({problem})", file=sys.stderr)
         return 1
     states: list[str] = []
-    in_a_row = 0
     for folder in folders:
-        if in_a_row == PATIENCE:
-            print(f"error: W&B failed {PATIENCE} times in a row; the rest was not tried", file=sys.stderr)
-            break
         try:
             state, detail = "uploaded", upload(folder, given)
-            in_a_row = 0
         except NothingToUploadError as error:
             state, detail = "left out", str(error)
         except InputError as error:
             state, detail = "failed", str(error)
-        except Exception as error:  # whatever W&B raises
+        except Exception as error:  # any error of W&B
             state, detail = "failed", f"W&B: {first_line(error)}"
-            in_a_row += 1
         states.append(state)
         print(f"{state:<8}  {folder}: {detail}", flush=True)
     print(", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)))

@@ -1,4 +1,4 @@
-"""The hub: the truth about runs and sweeps on disk, and every question that is asked of it.
+"""The records of runs and sweeps on disk, and the one answer to every question about them.
 
 A run's folder holds `run.json` (state, configuration, provenance) and `metrics.csv` (one row per epoch); a sweep's
 folder holds `sweep.json`. `runs()` returns all of them as one `pandas.DataFrame`, one row per run and epoch:
@@ -8,18 +8,16 @@ folder holds `sweep.json`. `runs()` returns all of them as one `pandas.DataFrame
     table = runs("outputs")  # or runs("outputs/results/paper_laptop_synthetic.csv")
     table[table.state == "done"].groupby(["experiment", "epoch"]).train_loss.median()
 
-What makes two runs the same is decided in `identity`, the loss of a cell and the best alpha in `queries`. Nothing here
-imports another package of gramgn, torch, Hydra or W&B; pandas is imported when a table is asked for.
+`identity` decides what makes two runs the same, `queries` what the loss of a cell and the best alpha are. Nothing here
+imports another package of gramgn, torch, Hydra or W&B; pandas is imported when a table is requested.
 """
 
-from gramgn.damping import CONVENTIONS, alpha_from_sum, alpha_to_sum
-from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS, RUN_KEY
+from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS
 from gramgn.records.files import atomic_file, write_atomic
 from gramgn.records.identity import (
     RESUMABLE,
     SETTING_COLUMNS,
     checkpoint_identity,
-    config_hash,
     differing,
     flat,
     identifying,
@@ -43,7 +41,7 @@ from gramgn.records.queries import (
 )
 from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
-from gramgn.records.schema import ENTRIES, FORMAT, STATES
+from gramgn.records.schema import ENTRIES
 from gramgn.records.sweep_folder import (
     LOCK_FILE,
     SWEEP_FILE,
@@ -56,33 +54,26 @@ from gramgn.records.sweep_folder import (
 from gramgn.records.table import WAITING, runs
 
 __all__ = [
-    "CONVENTIONS",
     "DATA_COLUMNS",
     "ENDED",
     "ENTRIES",
-    "FORMAT",
     "INTEGER_COLUMNS",
     "LOCK_FILE",
     "METRIC_COLUMNS",
     "METRIC_NAMES",
     "RESULT_COLUMNS",
     "RESUMABLE",
-    "RUN_KEY",
     "SETTING_COLUMNS",
-    "STATES",
     "SWEEP_FILE",
     "WAITING",
     "CellStatus",
     "Row",
     "RunFolder",
     "SweepFolder",
-    "alpha_from_sum",
-    "alpha_to_sum",
     "atomic_file",
     "best_alphas",
     "checkpoint_identity",
     "code_versions",
-    "config_hash",
     "count_states",
     "differing",
     "final_loss",

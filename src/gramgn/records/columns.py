@@ -108,9 +108,9 @@ RESULT_COLUMNS = (
 TABLE_COLUMNS = (*RUN_COLUMNS, *METRICS, *LOCAL_COLUMNS)
 
 
-def look_up(record: Mapping[str, Any], place: str) -> Any:
+def look_up(record: Any, place: str) -> Any:
     """Return an entry of a nested mapping by its dotted name; None where it is missing."""
-    value: Any = record
+    value = record
     for name in place.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value

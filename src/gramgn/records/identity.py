@@ -1,8 +1,8 @@
-"""What makes two runs the same: one list of configuration keys, with what each of them may differ in.
+"""What makes two runs the same: one list of configuration keys with their roles.
 
-Three questions are asked of it, and each leaves out other keys:
+It answers three questions, each of which leaves out other keys:
 
-- Is this the same job of a sweep (`config_hash`, `differing`)? Incidental keys are left out.
+- Is this the same job of a sweep (`differing`)? Incidental keys are left out.
 - Do these checkpoints belong to this run (`checkpoint_identity`)? Keys that may change on resume are left out, too.
 - Are these two runs the same experiment with different seeds (`settings`, `other_settings`)? Incidental keys, the
   seed, the location of the data (its manifest identifies the images) and labels are left out.
@@ -98,15 +98,6 @@ def flat(config: Mapping[str, Any], *without: str) -> dict[str, Any]:
     return found
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recorded configuration; equal hashes mean the same job of a sweep.
-
-    Args:
-        config: `config` of run.json, which holds no paths of the machine.
-    """
-    return digest(flat(config, INCIDENTAL))
-
-
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which two jobs differ, with both values; an absent one is None."""
     first, second = flat(one, INCIDENTAL), flat(other, INCIDENTAL)
@@ -116,11 +107,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
 
 
 def checkpoint_identity(record: Mapping[str, Any]) -> str:
-    """Return what ties checkpoints to a run: its id and everything in its configuration that must not change.
-
-    Args:
-        record: Content of run.json.
-    """
+    """Return what ties checkpoints to the run of run.json: its id and all of its configuration that must not change."""
     return digest([record["id"], flat(record["config"], INCIDENTAL, RESUME)])
 
 
@@ -143,11 +130,7 @@ def settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_settings(record: Mapping[str, Any]) -> str:
-    """Return twelve digits that are equal for runs that differ only in `SETTING_COLUMNS` and in the seed.
-
-    Args:
-        record: Content of run.json.
-    """
+    """Return twelve digits that are equal for runs that differ only in `SETTING_COLUMNS` and the seed."""
     # A value that its column cannot hold, such as a list of learning rates, counts here instead.
     own = {
         SETTING_COLUMNS[column.name]: column.type for column in RUN_COLUMNS if column.name in SETTING_COLUMNS

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gramgn.errors import first_line
+
 _PACKAGES = {
     "torch": "torch",
     "torchvision": "torchvision",
@@ -51,7 +53,9 @@ def versions() -> dict[str, str | None]:
 def start_record() -> dict[str, Any]:
     """Return one entry of `starts` in run.json: when this process started or resumed the run, and its versions."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"time_utc": now.replace("+00:00", "Z"), "platform": _platform(), "versions": versions()}
+    # Not platform.platform(): the kernel's build string can carry a machine's or a company's name.
+    platform_name = f"{platform.system()} {platform.machine()}"
+    return {"time_utc": now.replace("+00:00", "Z"), "platform": platform_name, "versions": versions()}
 
 
 def processor_name() -> str:
@@ -78,21 +82,26 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
         says why.
     """
     root = Path(repo).resolve()
+    note = "not a git repository of its own"
     try:
         top = _git(root, timeout_s, "rev-parse", "--show-toplevel").decode().strip()
-        if Path(top).resolve() != root:
-            return _unknown("not a git repository of its own")
-        commit = _head(root, timeout_s)
-        diff = ("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".", _NOT_RESULTS)
-        changes = _git(root, timeout_s, *diff) if commit else b""
-        others = ("ls-files", "-z", "--others", "--exclude-standard", "--", ".", _NOT_RESULTS)
-        listed = _git(root, timeout_s, *others).split(b"\0")
-    except (OSError, subprocess.SubprocessError) as error:
-        return _unknown(_why(error, timeout_s))
-    untracked = sorted(name for name in listed if name)
-    dirty = bool(changes or untracked or not commit)
-    digest = _digest(root, changes, untracked) if dirty else None
-    return {"commit": commit, "dirty": dirty, "diff_sha256": digest}
+        if Path(top).resolve() == root:
+            # Empty before the first commit.
+            commit = _git(root, timeout_s, "rev-parse", "--revs-only", "HEAD").decode().strip() or None
+            diff = ("diff", "--no-ext-diff", "--no-color", "--binary", "HEAD", "--", ".", _NOT_RESULTS)
+            changes = _git(root, timeout_s, *diff) if commit else b""
+            others = ("ls-files", "-z", "--others", "--exclude-standard", "--", ".", _NOT_RESULTS)
+            untracked = sorted(filter(None, _git(root, timeout_s, *others).split(b"\0")))
+            dirty = bool(changes or untracked or not commit)
+            digest = _digest(root, changes, untracked) if dirty else None
+            return {"commit": commit, "dirty": dirty, "diff_sha256": digest}
+    except FileNotFoundError:
+        note = "git is not installed"
+    except subprocess.TimeoutExpired:
+        note = f"git took longer than {timeout_s:g} s"
+    except (OSError, subprocess.CalledProcessError) as error:
+        note = f"git failed: {first_line(error)}"
+    return {"commit": None, "dirty": None, "diff_sha256": None, "note": note}
 
 
 def portable(value: Any, repo: str | os.PathLike[str]) -> Any:
@@ -128,11 +137,6 @@ def _portable_path(path: str, roots: list[str]) -> str:
     return path.rstrip("/").rpartition("/")[2] or path
 
 
-def _platform() -> str:
-    # Not platform.platform(): the kernel's build string can carry a machine's or a company's name.
-    return f"{platform.system()} {platform.machine()}"
-
-
 def _git(root: Path, timeout_s: float, *arguments: str) -> bytes:
     # GIT_DIR and its like point elsewhere when we are started from a git hook.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
@@ -149,14 +153,6 @@ def _git(root: Path, timeout_s: float, *arguments: str) -> bytes:
     return done.stdout
 
 
-def _head(root: Path, timeout_s: float) -> str | None:
-    try:
-        return _git(root, timeout_s, "rev-parse", "--verify", "--quiet", "HEAD").decode().strip()
-    except subprocess.CalledProcessError:
-        # A repository before its first commit.
-        return None
-
-
 def _digest(root: Path, changes: bytes, untracked: list[bytes]) -> str:
     digest = hashlib.sha256(changes)
     for name in untracked:
@@ -166,20 +162,3 @@ def _digest(root: Path, changes: bytes, untracked: list[bytes]) -> str:
         if 0 <= size <= _UNTRACKED_BYTES and path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _unknown(note: str) -> dict[str, Any]:
-    return {"commit": None, "dirty": None, "diff_sha256": None, "note": note}
-
-
-def _why(error: Exception, timeout_s: float) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "git is not installed"
-    if isinstance(error, subprocess.TimeoutExpired):
-        return f"git took longer than {timeout_s:g} s"
-    if isinstance(error, subprocess.CalledProcessError):
-        text = error.stderr.decode(errors="replace")
-        return (
-            "git does not trust the folder's owner" if "dubious ownership" in text else "not a git repository"
-        )
-    return type(error).__name__

@@ -53,7 +53,7 @@ class RunFolder:
             found = [folder._lock_file.name]
         except OSError as error:
             raise InputError(
-                f"cannot make the run folder {folder.path}: {error.strerror or error}. "
+                f"cannot create the run folder {folder.path}: {error.strerror or error}. "
                 "Choose a folder that can be written."
             ) from error
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def metrics_csv(self) -> Path:
-        """One row an epoch, see `METRIC_COLUMNS`."""
+        """One row per epoch, see `METRIC_COLUMNS`."""
         return self.path / "metrics.csv"
 
     @property
@@ -94,7 +94,7 @@ class RunFolder:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the training loop keeps its checkpoints; not made here."""
+        """Where the training loop keeps its checkpoints."""
         return self.path / "checkpoints"
 
     @property
@@ -104,8 +104,7 @@ class RunFolder:
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace `run.json` atomically.
 
-        NaN and infinities, which JSON lacks, are written as the strings `"nan"`, `"inf"` and `"-inf"`, which `float`
-        reads back; any JSON reader can read the file.
+        NaN and infinities, which JSON lacks, are written as the strings `"nan"`, `"inf"` and `"-inf"`.
 
         Args:
             run: Plain JSON types, with a `state` out of `STATES`; `format` is added.
@@ -116,14 +115,11 @@ class RunFolder:
         """
         if run.get("state") not in STATES:
             raise ValueError(f"state {run.get('state')!r} is not one of {', '.join(STATES)}")
-        content = {"format": FORMAT, **{key: value for key, value in run.items() if key != "format"}}
-        write_atomic(self.run_json, json.dumps(finite(content), indent=2, allow_nan=False) + "\n")
+        content = json.dumps(finite({"format": FORMAT, **run}), indent=2, allow_nan=False)
+        write_atomic(self.run_json, content + "\n")
 
     def update_run(self, **changes: Any) -> dict[str, Any]:
-        """Replace some top-level entries of `run.json` and return the new content.
-
-        Args:
-            **changes: Entries by name, e.g. `state="done"`.
+        """Replace some top-level entries of `run.json`, e.g. `state="done"`, and return the new content.
 
         Raises:
             InputError: `run.json` cannot be read or written.

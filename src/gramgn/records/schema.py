@@ -78,7 +78,7 @@ def check_record(record: Any, source: str, needed: Iterable[str] = ()) -> None:
     """Check that the content of run.json is whole.
 
     Args:
-        record: What JSON gave.
+        record: The decoded JSON.
         source: Path of the file, for messages.
         needed: Dotted names of entries that must be there, e.g. those that a resume reads.
 
@@ -93,8 +93,6 @@ def check_record(record: Any, source: str, needed: Iterable[str] = ()) -> None:
         )
     _check_types(record, ENTRIES, source)
     for start in record.get("starts") or []:
-        if not isinstance(start, dict):
-            raise _damaged(source, "starts", start, dict)
         _check_types(start, START_ENTRIES, source, "starts[].")
     for name in needed:
         if look_up(record, name) is None:
@@ -103,15 +101,11 @@ def check_record(record: Any, source: str, needed: Iterable[str] = ()) -> None:
             )
 
 
-def _check_types(tree: Mapping[str, Any], entries: Mapping[str, type], source: str, prefix: str = "") -> None:
+def _check_types(tree: Any, entries: Mapping[str, type], source: str, prefix: str = "") -> None:
     for name, kind in entries.items():
         value = look_up(tree, name)
         if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise _damaged(source, prefix + name, value, kind)
-
-
-def _damaged(source: str, name: str, value: Any, kind: type) -> InputError:
-    return InputError(
-        f"{source} is damaged: its entry '{name}' is {str(value)[:40]!r}, not {_WORDS[kind]}. "
-        "Put the original back, or run again"
-    )
+            raise InputError(
+                f"{source} is damaged: its entry '{prefix}{name}' is {str(value)[:40]!r}, not {_WORDS[kind]}. "
+                "Put the original back, or run again"
+            )

@@ -111,7 +111,7 @@ class SweepFolder:
         write_atomic(self.sweep_json, text + "\n")
 
     def is_active(self) -> bool:
-        """Return whether a process is working on the sweep."""
+        """Return whether a process works on the sweep."""
         return is_locked(self.path / LOCK_FILE)
 
     def cells(self) -> list[CellStatus]:

@@ -120,7 +120,7 @@ def _read(folder: RunFolder, name: str) -> tuple[dict[str, Any], list[Row]]:
     values |= {
         "run": name,
         "other_settings": other_settings(record),
-        "began": starts[0].get("time_utc"),
+        "began": look_up(starts[0], "time_utc"),
         "folder": str(folder.path),
         "code": " then ".join(code_versions(record)),
         "error": failure_reason(record),

@@ -28,8 +28,6 @@ from gramgn.sweep.review import Cell
 GRACE_S = 10.0
 """Seconds that a stopped job has to save its work before it is killed."""
 
-LONGEST_MESSAGE = 4000
-
 
 @dataclass(frozen=True)
 class Task:
@@ -102,7 +100,7 @@ def run(cell: Cell, git: dict[str, Any]) -> dict[str, Any]:
 def check(task: Task) -> dict[str, Any]:
     """Build every job without its data; return what is wrong with each, None for nothing, and the number of GPUs.
 
-    Asking for GPUs initialises CUDA, so that only a process that ends afterwards may do it.
+    Counting the GPUs initializes CUDA, so only a process that ends afterwards may do it.
     """
     import torch
 
@@ -131,31 +129,25 @@ def _job(cell: Cell, git: dict[str, Any]) -> Job:
     from gramgn.app import resumed_job
 
     # What identifies the job was compared with its run.json; only the rest may have changed.
-    changed = [each for each in cell.job.overrides if _may_change(override_key(each))]
+    keys = {each: override_key(each) for each in cell.job.overrides}
+    own = ("name", "resume", "on_failure")
+    changed = [each for each, key in keys.items() if is_incidental(key) and key not in own]
     return resumed_job(cell.job.config, changed, cell.folder, git=git)
 
 
-def _may_change(key: str) -> bool:
-    return is_incidental(key) and key not in ("name", "resume", "on_failure")
-
-
 def _clear(folder: RunFolder) -> None:
-    """Remove the records of a run that holds no epoch, so that it can start again; its logs stay."""
+    """Remove the records of a run without an epoch, so that it can restart; its logs stay."""
     for path in (folder.run_json, folder.path / ".lock", folder.path / "local.json", folder.metrics_csv):
         path.unlink(missing_ok=True)
 
 
 def _write_to(log: Path, command: str) -> None:
     """Send all output of this process to a file, after what earlier starts wrote there."""
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = log.open("ab", buffering=0)
-    except OSError as error:
-        raise InputError(f"cannot write {log}: {error.strerror or error}") from error
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(file.fileno(), stream.fileno())
-    file.close()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab", buffering=0) as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
     print(f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {command}", file=sys.stderr)
 
 
@@ -184,4 +176,4 @@ def _ended_by(error: BaseException) -> dict[str, Any]:
     else:
         message = f"{type(error).__name__}: {first_line(error, 400)}"
         traceback.print_exception(error)
-    return {"state": state, "exit_code": exit_code, "message": message[:LONGEST_MESSAGE], "val_loss": None}
+    return {"state": state, "exit_code": exit_code, "message": message[:4000], "val_loss": None}

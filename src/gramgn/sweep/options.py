@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gramgn.errors import ConfigError, is_whole
-
-ON_FAILURE = ("continue", "stop")
+from gramgn.errors import ConfigError, checked_choice, is_whole
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,12 @@ class Options:
 
     @property
     def num_at_once(self) -> int:
-        """Number of jobs at a time."""
+        """Number of jobs at a time, with -1 replaced."""
         return num_cores() if self.n_jobs == -1 else self.n_jobs
 
     @property
     def threads(self) -> int | None:
-        """CPU threads of a job that does not set `trainer.threads`; None leaves the number to torch."""
+        """CPU threads of a job by default; None leaves the number to torch."""
         if self.threads_per_job is not None or self.num_at_once == 1:
             return self.threads_per_job
         share = max(1, num_cores() // self.num_at_once)
@@ -45,7 +43,7 @@ class Options:
         return min(share, int(asked)) if asked.isdigit() and int(asked) else share
 
     def gpus_of_jobs(self, num_visible: int) -> tuple[str, ...]:
-        """Return the values of `CUDA_VISIBLE_DEVICES` that jobs get in turn; empty if jobs inherit ours.
+        """Return the values of `CUDA_VISIBLE_DEVICES` for jobs in turn; none if they inherit ours.
 
         Args:
             num_visible: Number of CUDA devices that a process sees.
@@ -54,10 +52,8 @@ class Options:
             return self.gpus
         if self.num_at_once == 1 or num_visible == 0:
             return ()
-        named = [
-            name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()
-        ]
-        return tuple(named[:num_visible]) or tuple(map(str, range(num_visible)))
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").strip(",")
+        return tuple(named.split(",")[:num_visible]) if named else tuple(map(str, range(num_visible)))
 
 
 def read_options(n_jobs: Any, threads_per_job: Any, gpus: Any, on_failure: Any) -> Options:
@@ -74,20 +70,15 @@ def read_options(n_jobs: Any, threads_per_job: Any, gpus: Any, on_failure: Any) 
         raise ConfigError(
             f"hydra.launcher.threads_per_job={threads_per_job!r} must be a number of threads from 1, or null"
         )
-    if on_failure not in ON_FAILURE:
-        raise ConfigError(f"on_failure={on_failure!r} must be {' or '.join(ON_FAILURE)}")
-    return Options(n_jobs, threads_per_job, _read_gpus(gpus), on_failure)
-
-
-def _read_gpus(gpus: Any) -> tuple[str, ...] | None:
+    checked_choice("on_failure", on_failure, ("continue", "stop"))
     if gpus is None:
-        return None
+        return Options(n_jobs, threads_per_job, None, on_failure)
     listed = gpus if isinstance(gpus, Sequence) and not isinstance(gpus, str) else [gpus]
     if not listed or not all(is_whole(each) or isinstance(each, str) for each in listed):
         raise ConfigError(
             f"hydra.launcher.gpus={gpus!r} must be a list of CUDA devices, e.g. [0,1], or null for all visible ones"
         )
-    return tuple(str(each) for each in listed)
+    return Options(n_jobs, threads_per_job, tuple(map(str, listed)), on_failure)
 
 
 def num_cores() -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gramgn.app import Job, shown, split_paths
 from gramgn.errors import InputError
-from gramgn.records import ENDED, RunFolder, code_versions, config_hash, differing
+from gramgn.records import ENDED, RunFolder, code_versions, differing
 
 SHOWN_KEYS = 4
 _PUT_BACK = "Put the file back, or move the job's folder away to run the job again"
@@ -49,11 +49,6 @@ class Cell:
     def is_open(self) -> bool:
         """Whether the job is to be run."""
         return self.action in ("new", "resume", "restart")
-
-    @property
-    def config_hash(self) -> str:
-        """Hash of the configuration as it is recorded."""
-        return config_hash(split_paths(self.job.config)[0])
 
 
 def review(cell: Cell) -> Cell:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gramgn.app import OUTPUT_FILE, repository, shown
+from gramgn.app import repository, shown
 from gramgn.errors import ConfigError, InputError, counted
 from gramgn.locks import is_locked, locked
 from gramgn.progress import say
@@ -78,7 +78,7 @@ class Sweep:
         return any(outcome.state in ("failed", "rejected") for outcome in self.outcomes.values())
 
     def launch(self, cells: Sequence[Cell]) -> None:
-        """Run jobs, except those that are finished; `outcomes` then has how each of them stands.
+        """Run jobs, except those that are finished; `outcomes` then holds the state of each.
 
         Raises:
             InputError: None of them can be run, or with `on_failure=stop` not all; nothing is on disk then.
@@ -99,7 +99,10 @@ class Sweep:
             say(f"{grid_text(axes, len(cells))}\nsweep folder: {shown(self.folder.path)}")
         else:
             say(counted(len(cells), "more job"))
-        self._report_kept(cells)
+        if kept := [cell for cell in cells if cell.action == "keep"]:
+            say(f"kept: {len(kept)} of {counted(len(cells), 'job')}, finished already")
+        if note := mixed_code(cells, self._git):
+            say(note)
         problems = self._problems(cells)
         if is_first and problems:
             self._reject(cells, problems)
@@ -108,12 +111,13 @@ class Sweep:
             self._take()
             if any(review(cell).action != cell.action for cell in cells):
                 raise InputError(
-                    f"another process has worked on {shown(self.folder.path)} meanwhile. Give the command again"
+                    f"another process has worked on {shown(self.folder.path)} meanwhile. Repeat the command"
                 )
-        self._note(cells, problems)
+        self._note(cells)
         if todo or (self._is_ours and not self.folder.sweep_json.is_file()):
             self._begin(cells, axes)
-        self._run(todo, problems)
+        if todo and not (self.has_failed and self.options.on_failure == "stop"):
+            self._pool.run(todo)
 
     def conclude(self, *, mirror: bool) -> int:
         """Print the table of all jobs; return 0 if every job is done or diverged, else 1.
@@ -163,14 +167,14 @@ class Sweep:
             time.sleep(0.1)
 
     def _problems(self, cells: Sequence[Cell]) -> dict[str, str]:
-        """Return why jobs cannot be run, by folder name: another configuration is there, or theirs is faulty."""
+        """Return why jobs cannot be run, by folder: another configuration is there, or theirs is faulty."""
         problems = {cell.key: cell.reason for cell in cells if cell.action == "reject"}
         todo = [cell for cell in cells if cell.is_open]
         faults = self._pool.check(todo) if todo else []
         return problems | {cell.key: fault for cell, fault in zip(todo, faults, strict=False) if fault}
 
     def _reject(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
-        """Raise one message for all problems if nothing can be run, or not everything and that ends the sweep."""
+        """Raise one message for all problems, unless other jobs can be run and `on_failure` is `continue`."""
         is_able = any(cell.action != "keep" and cell.key not in problems for cell in cells)
         if is_able and self.options.on_failure == "continue":
             return
@@ -178,9 +182,7 @@ class Sweep:
         if len(messages) == 1 and len(problems) == len(cells):
             same = f"\n(the same for all {len(cells)} jobs)" if len(cells) > 1 else ""
             raise InputError(f"{messages[0]}{same}")
-        faulty = [
-            f"  {self._labels[cell.key]}: {problems[cell.key]}" for cell in cells if cell.key in problems
-        ]
+        faulty = [f"  {self._labels[key]}: {problem}" for key, problem in problems.items()]
         lines = [f"{len(faulty)} of {len(cells)} jobs cannot be run:", *faulty[:LISTED]]
         if len(faulty) > LISTED:
             lines.append(f"  and {len(faulty) - LISTED} more")
@@ -188,21 +190,8 @@ class Sweep:
             lines.append("on_failure=continue runs the others")
         raise InputError("\n".join(lines))
 
-    def _report_kept(self, cells: Sequence[Cell]) -> None:
-        kept = [
-            f"kept: {self._labels[cell.key]} is {(cell.record or {})['state']} already"
-            for cell in cells
-            if cell.action == "keep"
-        ]
-        for line in kept[:LISTED]:
-            say(line)
-        if len(kept) > LISTED:
-            say(f"kept: {len(kept) - LISTED} more are finished already")
-        if note := mixed_code(cells, self._git):
-            say(note)
-
-    def _note(self, cells: Sequence[Cell], problems: Mapping[str, str]) -> None:
-        """Enter how each job stands before any runs."""
+    def _note(self, cells: Sequence[Cell]) -> None:
+        """Note the state of each job before any of them runs."""
         for cell in cells:
             record = cell.record or {}
             if cell.action == "keep":
@@ -212,33 +201,10 @@ class Sweep:
             elif cell.action == "reject":
                 outcome = Outcome("rejected", cell.reason, exit_code=2)
                 say(f"rejected: {cell.reason}")
-            elif cell.key in problems:
-                outcome = Outcome("failed", problems[cell.key], exit_code=2)
             else:
                 outcome = Outcome("waiting")
             self.outcomes[cell.key] = outcome
-        states = [self.outcomes[cell.key].state for cell in cells]
-        self._display.expect(len(cells), len(cells) - states.count("waiting"))
-
-    def _run(self, todo: Sequence[Cell], problems: Mapping[str, str]) -> None:
-        for cell in todo:
-            if cell.key in problems:
-                self._fail(cell, problems[cell.key])
-        runnable = [cell for cell in todo if cell.key not in problems]
-        if runnable and not (self.has_failed and self.options.on_failure == "stop"):
-            self._pool.run(runnable)
-
-    def _fail(self, cell: Cell, fault: str) -> None:
-        """Record a job that was found faulty before it started, with a log of its own."""
-        log = cell.folder / OUTPUT_FILE
-        try:
-            log.parent.mkdir(exist_ok=True)
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"--- {_now()}: {' '.join(cell.job.overrides)}\nerror: {fault}\n")
-        except OSError as error:
-            raise InputError(f"cannot write {log}: {error.strerror or error}") from error
-        say(f"failed   {self._labels[cell.key]}  {fault} (log: {shown(log)})")
-        self._change(cell, state="failed", error=portable(fault, repository()), exit_code=2)
+        self._display.expect(len(cells), sum(not cell.is_open for cell in cells))
 
     def _begin(self, cells: Sequence[Cell], axes: Mapping[str, Sequence[str]]) -> None:
         """Write this command and all of its jobs to sweep.json, before the first of them runs."""
@@ -259,19 +225,14 @@ class Sweep:
         self._write()
 
     def _entry(self, cell: Cell) -> dict[str, Any]:
-        known = self._listed.get(cell.key, {})
-        is_rejected = cell.action == "reject"
-        recorded = (cell.record or {}).get("state") if is_rejected or cell.action == "keep" else None
-        return {
-            "folder": cell.key,
-            "overrides": portable(list(cell.job.overrides), repository()),
-            "config_hash": known.get("config_hash") if is_rejected else cell.config_hash,
-            "state": recorded or known.get("state") or "waiting",
-            "error": portable(cell.reason, repository()) if is_rejected else known.get("error"),
-            "exit_code": known.get("exit_code"),
-            "started": known.get("started"),
-            "ended": known.get("ended"),
-        }
+        entry = dict.fromkeys(("error", "exit_code", "started", "ended")) | {"state": "waiting"}
+        entry |= self._listed.get(cell.key, {})
+        entry |= {"folder": cell.key, "overrides": portable(list(cell.job.overrides), repository())}
+        if cell.record is not None and not cell.is_open:
+            entry["state"] = cell.record["state"]
+        if cell.action == "reject":
+            entry["error"] = portable(cell.reason, repository())
+        return entry
 
     def began(self, cell: Cell) -> None:
         """Record and show that a job starts."""
@@ -314,11 +275,11 @@ def _unique(cells: Sequence[Cell]) -> list[Cell]:
 def _same_folder(cell: Cell, other: Cell) -> str:
     keys = sorted({override_key(each) for each in set(cell.job.overrides) ^ set(other.job.overrides)})
     if keys == ["name"]:
-        return "name= names the whole sweep and has one value; give a command for each name"
+        return "name= names the whole sweep and has one value; give one command per name"
     if all(map(is_incidental, keys)):
         return (
             f"{', '.join(keys)} changes no result, so jobs that differ in nothing else are one job with one folder. "
-            "Choose one value, or give a command for each with another name="
+            "Choose one value, or give one command per value, each with another name="
         )
     return (
         f"two different jobs have the same folder {shown(cell.folder)}: {' '.join(other.job.overrides)} and "

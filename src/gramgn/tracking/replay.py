@@ -26,7 +26,7 @@ class NothingToUploadError(InputError):
 def upload_run(folder: RunFolder, config: TrackingConfig) -> str:
     """Send the configuration and every row of a run to W&B, under the run's own id.
 
-    What the server has under that id is replaced, so that the run is there once and whole, however often it was
+    It replaces what the server has under that id, so that the run is there once and whole, however often it was
     killed, resumed or uploaded before. Offline, W&B's files go to `<folder>/upload`.
 
     Args:
@@ -67,9 +67,9 @@ def upload_config(
 
     Args:
         folder: The folder of a run, or of a sweep.
-        mode: `"online"` or `"offline"`.
-        project: W&B project.
-        entity: W&B team or user.
+        mode: See `TrackingConfig`, as for `project` and `entity`.
+        project: None takes the run's own.
+        entity: None takes the run's own.
         timeout_s: Longest wait for W&B at each step, in seconds.
 
     Raises:
@@ -110,10 +110,6 @@ def find_uploads(paths: Iterable[Path]) -> list[Path]:
 @contextmanager
 def upload_files(folder: Path, mode: str) -> Iterator[Path]:
     """Yield the folder for W&B's files: an empty `<folder>/upload` that stays, or online a temporary one.
-
-    Args:
-        folder: The folder of the run or sweep.
-        mode: `"offline"` or `"online"`.
 
     Raises:
         InputError: The folder cannot be written.
