@@ -153,7 +153,7 @@ def test_bad_input_of_the_commands_is_one_line(tmp_path: Path) -> None:
     plain = ("--runs", tmp_path / "plain")
     cases = [
         ("export_results", ("--runs", tmp_path / "empty", "--out", tmp_path / "x.csv"), "`make demo`"),
-        ("export_results", (*plain, "--out", tmp_path / "file" / "x"), "cannot make the folder"),
+        ("export_results", (*plain, "--out", tmp_path / "file" / "x"), "cannot create the folder"),
         ("make_figures", ("--runs", tmp_path / "empty"), "python train.py"),
         ("make_figures", (*plain, "--out", tmp_path / "file"), "cannot write into"),
         ("make_figures", (*plain, "--out", "/proc"), "choose another folder with --out"),

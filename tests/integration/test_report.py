@@ -199,7 +199,7 @@ def test_what_did_not_end_well_is_listed_with_its_reason(tmp_path: Path) -> None
         "killed": ("running", "not finished: still running, or killed"),
         "sweeps/s/two": ("waiting", "not begun; rerun the sweep&#39;s command"),
     }
-    assert "torn: its metrics end at epoch 1 of 2" in page.text
+    assert "torn/metrics.csv: line 3 is damaged" in page.section("problems")
     assert "broken/run.json" in page.section("problems")
     assert str(tmp_path) not in page.html
 

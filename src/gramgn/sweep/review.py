@@ -12,7 +12,6 @@ from gramgn.app import Job, shown, split_paths
 from gramgn.errors import InputError
 from gramgn.records import ENDED, RunFolder, code_versions, differing
 
-SHOWN_KEYS = 4
 _PUT_BACK = "Put the file back, or move the job's folder away to run the job again"
 
 
@@ -55,22 +54,24 @@ def review(cell: Cell) -> Cell:
     """Return the cell with its action, from what lies in its folder."""
     folder = RunFolder(cell.folder)
     if not folder.run_json.is_file():
-        if folder.metrics_csv.exists():
-            lost = f"{shown(folder.run_json)} is gone, while metrics.csv is there"
-            return replace(cell, action="reject", reason=f"{lost}. {_PUT_BACK}", record=None)
-        return replace(cell, action="new", record=None)
+        if not folder.metrics_csv.exists():
+            return replace(cell, action="new", record=None)
+        lost = f"{shown(folder.run_json)} is gone, while metrics.csv is there"
+        return replace(cell, action="reject", reason=f"{lost}. {_PUT_BACK}", record=None)
     config = split_paths(cell.job.config)[0]
     try:
-        record = folder.read_run("config")
-        differences = differing(record["config"], config)
+        record, rows = folder.read_run("config"), folder.read_metrics()
     except InputError as error:
         return replace(cell, action="reject", reason=f"{str(error).rstrip('.')}. {_PUT_BACK}", record=None)
-    if differences:
-        if record["state"] == "failed" and _holds_nothing(folder):
+    last, epochs = max((row["epoch"] or 0 for row in rows), default=0), config["trainer"]["epochs"]
+    if differences := differing(record["config"], config):
+        has_checkpoint = any(folder.checkpoint_dir.glob("*"))
+        if record["state"] == "failed" and not rows and not has_checkpoint:
             return replace(cell, action="restart", record=record)
         return replace(cell, action="reject", reason=_other_config(cell, differences), record=record)
-    if record["state"] == "done" and (damage := _lost_epochs(folder, config["trainer"]["epochs"])):
-        return replace(cell, action="reject", reason=f"{damage}. {_PUT_BACK}", record=record)
+    if record["state"] == "done" and last < epochs:
+        lost = f"the run is done, but {shown(folder.metrics_csv)} ends at epoch {last} of {epochs}"
+        return replace(cell, action="reject", reason=f"{lost}. {_PUT_BACK}", record=record)
     return replace(cell, action="keep" if record["state"] in ENDED else "resume", record=record)
 
 
@@ -94,30 +95,9 @@ def mixed_code(cells: Sequence[Cell], git: Mapping[str, Any]) -> str | None:
 
 
 def _other_config(cell: Cell, differences: Mapping[str, tuple[Any, Any]]) -> str:
-    named = [f"{key} ({then} then, {now} now)" for key, (then, now) in list(differences.items())[:SHOWN_KEYS]]
-    more = f" and {len(differences) - SHOWN_KEYS} more" if len(differences) > SHOWN_KEYS else ""
+    named = [f"{key} ({then} then, {now} now)" for key, (then, now) in differences.items()]
+    listed = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
     return (
-        f"{shown(cell.folder)} was run with another configuration: {', '.join(named)}{more}. Nothing there is "
+        f"{shown(cell.folder)} was run with another configuration: {listed}. Nothing there is "
         "overwritten: start a new sweep with name=<another>, or move that folder away"
     )
-
-
-def _lost_epochs(folder: RunFolder, epochs: int) -> str:
-    """Return what a finished run lacks in metrics.csv, so that no figure could use it; an empty text for nothing."""
-    try:
-        rows = folder.read_metrics()
-    except InputError as error:
-        return str(error).rstrip(".")
-    last = max((int(row["epoch"] or 0) for row in rows), default=0)
-    return (
-        ""
-        if last >= epochs
-        else f"the run is done, but {shown(folder.metrics_csv)} ends at epoch {last} of {epochs}"
-    )
-
-
-def _holds_nothing(folder: RunFolder) -> bool:
-    """Return whether a run has neither a checkpoint nor a complete epoch."""
-    checkpoints = folder.checkpoint_dir
-    has_checkpoint = checkpoints.is_dir() and any(checkpoints.iterdir())
-    return not has_checkpoint and not folder.read_metrics()
