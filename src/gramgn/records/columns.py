@@ -14,19 +14,12 @@ TEXT, INTEGER, NUMBER, FLAG, SIZE = "text", "integer", "number", "flag", "size"
 
 @dataclass(frozen=True)
 class Column:
-    """One column of the table.
-
-    Attributes:
-        name: Its name.
-        type: `TEXT`, `INTEGER`, `NUMBER`, `FLAG` or `SIZE`.
-        place: Dotted entry of run.json; empty if the value is computed.
-        digits: Number of digits kept of a hash; None keeps the whole text.
-    """
+    """One column of the table."""
 
     name: str
-    type: str = TEXT
-    place: str = ""
-    digits: int | None = None
+    type: str = TEXT  # or `INTEGER`, `NUMBER`, `FLAG`, `SIZE`
+    place: str = ""  # dotted entry of run.json; empty if the value is computed
+    digits: int | None = None  # number of digits kept of a hash; None keeps the whole text
 
 
 RUN_COLUMNS = (

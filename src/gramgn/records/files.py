@@ -16,10 +16,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path; when the block ends without an error, its content replaces `path`.
 
     The new content is on disk (fsync) before it takes the name, so a kill or a power cut at any moment leaves the old
-    file or the new one. If the block raises, `path` stays as it was and the temporary file is removed.
-
-    Args:
-        path: The file to write. Its folder must exist.
+    file or the new one. If the block raises, `path` stays as it was and the temporary file is removed. The folder must
+    exist.
 
     Raises:
         InputError: The disk is full or the folder cannot be written; the message names the file.
@@ -42,10 +40,6 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 def write_atomic(path: Path, content: bytes | str) -> None:
     """Write a whole file atomically; text is encoded as UTF-8.
-
-    Args:
-        path: The file to write or replace.
-        content: All of its content.
 
     Raises:
         InputError: The disk is full or the folder cannot be written.

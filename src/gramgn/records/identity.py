@@ -78,12 +78,7 @@ def is_incidental(key: str) -> bool:
 
 
 def flat(config: Mapping[str, Any], *without: str) -> dict[str, Any]:
-    """Return a nested configuration as one mapping with dotted keys.
-
-    Args:
-        config: The configuration; an empty section stays as it is.
-        *without: Roles whose keys are left out, e.g. `INCIDENTAL`.
-    """
+    """Return a nested configuration as one mapping with dotted keys, without keys of some roles, e.g. `INCIDENTAL`."""
     found: dict[str, Any] = {}
 
     def add(tree: Mapping[str, Any], prefix: str) -> None:
@@ -116,9 +111,6 @@ def settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
     On a CPU the number of threads is a setting (`"threads"`), because it changes the measured times. `init_from`
     counts only where the command line gave it: an experiment that names its start finds another path for each seed.
-
-    Args:
-        record: Content of run.json.
     """
     found = flat(record.get("config") or {}, INCIDENTAL, SEED, LOCATION, LABEL)
     is_given = any(override_key(str(word)) == "init_from" for word in record.get("overrides") or ())

@@ -68,9 +68,6 @@ HEADER = ",".join(METRIC_COLUMNS) + "\n"
 def format_row(row: Mapping[str, int | float | None]) -> str:
     """Return one line of `metrics.csv`; a missing or `None` value is an empty cell.
 
-    Args:
-        row: Values by column name. `epoch` is required.
-
     Raises:
         ValueError: A name is not one of `METRIC_COLUMNS`, or `epoch` is missing.
     """
@@ -85,12 +82,8 @@ def format_row(row: Mapping[str, int | float | None]) -> str:
 def parse_metrics(text: str, source: str) -> list[Row]:
     """Return the rows of a `metrics.csv` with every name of `METRIC_COLUMNS`; an empty cell is None.
 
-    Args:
-        text: The whole file.
-        source: Its name, for messages.
-
     Raises:
-        InputError: The header has unknown columns, or a line is damaged.
+        InputError: The header has unknown columns, or a line is damaged; the message names `source` and line.
     """
     lines = text.splitlines(keepends=True)
     names = lines[0].rstrip("\r\n").split(",") if lines else ["epoch"]

@@ -34,11 +34,7 @@ _HOME = re.compile(r"^/(?:home|Users)/[^/]+/?$|^/root/?$")
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of Python, this package and its dependencies, without importing any of them.
-
-    Returns:
-        Version by short name; None for packages that are not installed.
-    """
+    """Return the versions of Python, this package and its dependencies, without importing any; None: not installed."""
     from gramgn import __version__
 
     found: dict[str, str | None] = {"gramgn": __version__, "python": platform.python_version()}
@@ -77,9 +73,8 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
         timeout_s: Seconds that each call of git may take.
 
     Returns:
-        `commit`, `dirty` (tracked changes or untracked files that are not ignored), `diff_sha256` of
-        all that (None if clean). Without git, outside a repository or after the timeout all are None, and `note`
-        says why.
+        `commit`, `dirty` (tracked changes or untracked files that are not ignored) and `diff_sha256` of
+        all that (None if clean). If git cannot tell, all are None, and `note` gives the reason.
     """
     root = Path(repo).resolve()
     note = "not a git repository of its own"
@@ -105,14 +100,10 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
 
 
 def portable(value: Any, repo: str | os.PathLike[str]) -> Any:
-    """Return a configuration, a list of overrides or a message without this machine's paths.
+    """Return a text, or mappings and lists of texts, without this machine's paths; other types stay as they are.
 
     A path inside the repository becomes relative to it; any other absolute path is cut to its last name (`~` for a home
     folder). Paths are replaced inside longer texts as well.
-
-    Args:
-        value: Text, or mappings and lists of it; other types are returned as they are.
-        repo: The folder of the repository.
     """
     if isinstance(value, os.PathLike):
         value = os.fspath(value)

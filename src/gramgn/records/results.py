@@ -50,13 +50,7 @@ def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """Read a results CSV.
-
-    Args:
-        path: A file of `write_results`.
-
-    Returns:
-        The table of its runs, with the columns of the file, `code` and `source`.
+    """Return the table of a file of `write_results`, with the columns of the file, `code` and `source`.
 
     Raises:
         InputError: The file is missing, cut or not a results file; the message names file and column.

@@ -36,7 +36,7 @@ class RunFolder:
 
         Args:
             path: The folder, missing or empty.
-            allowed: Names of entries that may already exist (what Hydra writes before the run starts).
+            allowed: Names of entries that may already exist.
 
         Raises:
             InputError: The folder is not empty, another process has just taken it, or it cannot be created.
@@ -65,9 +65,6 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Open the folder of a run that exists.
-
-        Args:
-            path: A folder with a `run.json`.
 
         Raises:
             InputError: There is no such folder, or it holds no `run.json`.
@@ -148,10 +145,7 @@ class RunFolder:
         return found
 
     def append_metrics(self, row: Mapping[str, int | float | None]) -> None:
-        """Add one epoch to metrics.csv, atomically.
-
-        Args:
-            row: Values by column name; a missing one becomes an empty cell.
+        """Add one epoch to metrics.csv, atomically; a missing value becomes an empty cell.
 
         Raises:
             ValueError: A column is unknown or `epoch` is missing.
@@ -166,10 +160,7 @@ class RunFolder:
         write_atomic(self.metrics_csv, text + format_row(row))
 
     def truncate_metrics(self, epoch: int) -> None:
-        """Cut metrics.csv back to an epoch, atomically.
-
-        Args:
-            epoch: Last epoch to keep: that of the checkpoint, on resume.
+        """Cut metrics.csv back to an epoch (that of the checkpoint, on resume), atomically.
 
         Raises:
             InputError: The file is damaged or cannot be written.
@@ -207,11 +198,7 @@ class RunFolder:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[RunFolder]:
-    """Return all run folders (those with a `run.json`) under `root`, sorted by path.
-
-    Args:
-        root: Folder to search, to any depth, or a run folder. A missing folder holds no runs.
-    """
+    """Return all run folders (those with a `run.json`) at any depth, sorted by path; none if `root` is missing."""
     found: list[RunFolder] = []
     for folder, folders, files in os.walk(root):
         if "run.json" in files:

@@ -75,12 +75,7 @@ _WORDS = {dict: "a mapping", list: "a list", str: "a text", int: "a whole number
 
 
 def check_record(record: Any, source: str, needed: Iterable[str] = ()) -> None:
-    """Check that the content of run.json is whole.
-
-    Args:
-        record: The decoded JSON.
-        source: Path of the file, for messages.
-        needed: Dotted names of entries that must be there, e.g. those that a resume reads.
+    """Check that the content of run.json is whole and has the `needed` entries, given by dotted names.
 
     Raises:
         InputError: The format or the state is unknown, an entry has another type, or a needed one is missing.

@@ -26,34 +26,19 @@ _SAID_IN_FULL = ("InputError", "ConfigError", "DataError", "Killed")
 
 @dataclass(frozen=True)
 class CellStatus:
-    """The progress of one job of a sweep, from its records.
+    """The progress of one job of a sweep, from its records."""
 
-    Attributes:
-        folder: Its run folder, absolute; missing on disk if the job has not begun.
-        label: The overrides that not all jobs of the sweep share, e.g. `"optimizer.lam=1 seed=0"`.
-        overrides: Its whole command line.
-        state: One of `CELL_STATES`. A job is `killed` if it ended without recording why and no
-            process works on it.
-        epoch: Last whole epoch; None before the first.
-        epochs: Number of epochs requested; None before it began.
-        train_loss: Loss of `epoch`, in standardized units.
-        val_loss: The best so far, in standardized units.
-        elapsed_s: Seconds of the run up to `epoch`, or all of them if it has ended.
-        error: Why it failed, diverged or stopped.
-        commits: The code versions that it ran with, see `code_versions`.
-    """
-
-    folder: Path
-    label: str
+    folder: Path  # the run folder, absolute; missing on disk if the job has not begun
+    label: str  # the overrides that not all jobs of the sweep share, e.g. `"optimizer.lam=1 seed=0"`
     overrides: tuple[str, ...]
-    state: str
-    epoch: int | None = None
-    epochs: int | None = None
-    train_loss: float | None = None
-    val_loss: float | None = None
+    state: str  # one of `CELL_STATES`; `killed`: it ended without recording why, and no process works on it
+    epoch: int | None = None  # the last whole one
+    epochs: int | None = None  # number of epochs requested
+    train_loss: float | None = None  # of `epoch`, in standardized units
+    val_loss: float | None = None  # the best so far, in standardized units
     elapsed_s: float | None = None
-    error: str | None = None
-    commits: tuple[str, ...] = ()
+    error: str | None = None  # why it failed, diverged or stopped
+    commits: tuple[str, ...] = ()  # see `code_versions`
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON types: the folder by its name, NaN and infinities as text."""
@@ -175,10 +160,8 @@ def failure_reason(record: Mapping[str, Any]) -> str | None:
 def code_versions(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the code versions of a run's starts, each once, e.g. `("1a2b3c4d5e+9f8e7d",)`.
 
-    A version is the start of the commit's hash, then `+` and the start of a hash of uncommitted changes.
-
-    Args:
-        record: Content of run.json, or a mapping with an entry `git` like it.
+    A version is the start of the commit's hash, then `+` and the start of a hash of uncommitted changes. `record` is
+    the content of run.json, or has an entry `git` like it.
     """
     found: dict[str, None] = {}
     for start in record.get("starts") or [record]:

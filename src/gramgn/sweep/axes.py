@@ -18,19 +18,12 @@ SHOWN_VALUES = 12
 
 
 class Settings(NamedTuple):
-    """The settings of `conf/hydra/sweeper/`, checked.
+    """The settings of `conf/hydra/sweeper/`, checked."""
 
-    Attributes:
-        params: Axes by key.
-        points: Lists of overrides, one per point.
-        extended_key: The axis that is extended, e.g. `"optimizer.alpha"`; empty for none.
-        further_values: Override texts of its further values, to be tried in turn.
-    """
-
-    params: Mapping[Any, Any]
-    points: list[Command]
-    extended_key: str
-    further_values: list[str]
+    params: Mapping[Any, Any]  # axes by key
+    points: list[Command]  # lists of overrides
+    extended_key: str  # the axis that is extended, e.g. `"optimizer.alpha"`; empty for none
+    further_values: list[str]  # override texts, to be tried in turn
 
 
 def read_settings(params: Any, points: Any, extend: Any, max_batch_size: Any) -> Settings:
@@ -87,13 +80,9 @@ def check_overrides(overrides: Sequence[Override]) -> None:
 
 
 def with_points(points: Sequence[Command], grid: Sequence[Command], given: Sequence[str]) -> list[Command]:
-    """Return every point combined with every job of a grid.
+    """Return every point combined with every job of a grid; without points, the grid.
 
-    Args:
-        points: Lists of overrides; without any the result is the grid.
-        grid: Lists of overrides.
-        given: Overrides of the command line. Their keys are removed from the points; of jobs that become equal one
-            stays.
+    Overrides of the command line, `given`, replace those of the points; of jobs that become equal one stays.
     """
     fixed = {override_key(each) for each in given}
     open_points = [tuple(each for each in point if override_key(each) not in fixed) for point in points]
@@ -106,16 +95,11 @@ def extended(
     further_values: Sequence[str],
     launch: Callable[[Sequence[Command]], Mapping[Command, str]],
 ) -> None:
-    """Run jobs, and further values of an axis where each of its jobs diverged.
+    """Run a grid, and further values of the axis `key` where all its values diverged.
 
     For each combination of the other overrides without a finite job the next value is tried, until a job is finite or
-    no value is left. A combination with a failed job is left alone: its outcome is not known.
-
-    Args:
-        jobs: The grid.
-        key: The axis.
-        further_values: Its further values.
-        launch: Runs jobs and returns the state of each.
+    no value is left. A combination with a failed job is left alone: its outcome is not known. `launch` runs jobs and
+    returns the state of each.
     """
     columns: dict[Command, list[str]] = {}
     for job, state in launch(jobs).items():

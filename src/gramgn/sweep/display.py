@@ -17,35 +17,25 @@ from gramgn.progress import duration, say
 from gramgn.records import RunFolder, count_states
 
 REDRAW_S = 1.0
-LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job stands at the end of a command.
+    """How a job ended in this command."""
 
-    Attributes:
-        state: That of its run, or `waiting`, or `rejected`.
-        message: Why it failed, diverged, stopped or was rejected.
-        val_loss: Its best validation loss, if it is done.
-        seconds: How long it worked in this command.
-        kept: Whether it was finished before this command.
-        exit_code: 2 for bad input, as for a single run.
-    """
-
-    state: str
-    message: str = ""
-    val_loss: float | None = None
-    seconds: float = 0.0
-    kept: bool = False
-    exit_code: int = 0
+    state: str  # that of its run, or `waiting`, or `rejected`
+    message: str = ""  # why it failed, diverged, stopped or was rejected
+    val_loss: float | None = None  # the best, if it is done
+    seconds: float = 0.0  # that it worked in this command
+    kept: bool = False  # it was finished before this command
+    exit_code: int = 0  # 2 for bad input, as for a single run
 
     def words(self) -> str:
         """Return the reason, or the loss, in one line."""
         if self.state == "done":
             return "" if self.val_loss is None else f"best val loss {self.val_loss:.4g}"
         lines = self.message.strip().splitlines()
-        return lines[0][:LONGEST_REASON] if lines else ""
+        return lines[0][:300] if lines else ""
 
 
 class Display:
@@ -99,12 +89,7 @@ def _progress(folder: Path) -> str:
 
 
 def closing_table(folder_name: str, rows: Sequence[tuple[str, Outcome]]) -> str:
-    """Return the table of all jobs.
-
-    Args:
-        folder_name: The sweep's folder, for the title.
-        rows: Label and outcome of every job.
-    """
+    """Return the table of all jobs, from the label and outcome of each."""
     states = count_states(outcome.state for _, outcome in rows)
     counts = ", ".join(f"{number} {state}" for state, number in states.items())
     lines = ["", f"{counted(len(rows), 'job')} in {folder_name}: {counts}"]

@@ -31,23 +31,14 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True)
 class Task:
-    """What a child process is to do.
+    """What a child process is to do."""
 
-    Attributes:
-        cells: All jobs to check, or the one job to run.
-        is_check: Whether the jobs are only built, without their data.
-        root: The repository.
-        environment: All environment variables of the child.
-        threads: CPU threads of a job that does not set `trainer.threads`; None leaves the number to torch.
-        git: State of the code when the sweep was started, which is the code that runs.
-    """
-
-    cells: tuple[Cell, ...]
-    is_check: bool
-    root: Path
-    environment: Mapping[str, str]
-    threads: int | None
-    git: dict[str, Any]
+    cells: tuple[Cell, ...]  # all jobs to check, or the one job to run
+    is_check: bool  # jobs are only built, without their data
+    root: Path  # the repository
+    environment: Mapping[str, str]  # all environment variables of the child
+    threads: int | None  # of a job that does not set `trainer.threads`; None leaves the number to torch
+    git: dict[str, Any]  # state of the code when the sweep was started, which is the code that runs
 
 
 def perform(task: Task, sender: Connection) -> None:

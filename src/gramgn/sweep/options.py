@@ -12,21 +12,14 @@ from gramgn.errors import ConfigError, checked_choice, is_whole
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of `conf/hydra/launcher/isolated.yaml`, and `on_failure`.
+    """The settings of `conf/hydra/launcher/isolated.yaml`, and `on_failure`."""
 
-    Attributes:
-        n_jobs: Number of jobs at a time; -1 stands for one per CPU core.
-        threads_per_job: CPU threads of a job that does not set `trainer.threads`. None: torch's default for one job
-            at a time, an equal share of the cores for several.
-        gpus: CUDA devices handed out, one per job. None: all visible devices if several jobs run at a time; a single
-            job chooses by `trainer.device`.
-        on_failure: `"continue"` with the other jobs, or `"stop"`, which starts no further job.
-    """
-
-    n_jobs: int = 1
-    threads_per_job: int | None = None
-    gpus: tuple[str, ...] | None = None
-    on_failure: str = "continue"
+    n_jobs: int = 1  # number of jobs at a time; -1 stands for one per CPU core
+    threads_per_job: int | None = (
+        None  # None: torch's default for one job at a time, an equal share for several
+    )
+    gpus: tuple[str, ...] | None = None  # handed out, one per job; None: all, if several jobs run at a time
+    on_failure: str = "continue"  # or "stop", which starts no further job
 
     @property
     def num_at_once(self) -> int:

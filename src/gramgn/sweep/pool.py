@@ -67,12 +67,7 @@ def start_server(*, mirrored: bool) -> None:
 
 
 class Child:
-    """A process that does a task.
-
-    Args:
-        task: What it does.
-        slot: Which of the places for jobs that run at a time it occupies.
-    """
+    """A process that does a task; `slot` is its place among the jobs that run at a time."""
 
     def __init__(self, task: Task, slot: int = 0) -> None:
         self.cell, self.slot = task.cells[0], slot
@@ -121,13 +116,7 @@ class Child:
 
 
 class Pool:
-    """Runs checks and jobs, each in a fresh process.
-
-    Args:
-        options: How many jobs at a time, and with what.
-        git: State of the code.
-        watcher: Whom it reports to.
-    """
+    """Runs checks and jobs, each in a fresh process, and reports to its watcher."""
 
     def __init__(self, options: Options, git: dict[str, Any], watcher: Watcher) -> None:
         self._options, self._git, self._watcher = options, git, watcher

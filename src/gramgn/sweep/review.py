@@ -19,20 +19,15 @@ _PUT_BACK = "Put the file back, or move the job's folder away to run the job aga
 class Cell:
     """One job of a sweep and what is to be done about it.
 
-    Attributes:
-        job: The job as composed.
-        environment: Variables that the configuration (`hydra.job.env_set`) asks to set.
-        action: `new`; `resume` a run that exists; `restart` one that holds nothing worth keeping; `keep` a finished
-            one; `reject` one that must not be touched.
-        reason: Why it is rejected.
-        record: The run.json that exists.
+    `action` is to start a `new` run, to `resume` one, to `restart` one that holds nothing worth keeping, to `keep` a
+    finished one, or to `reject` one that must not be touched.
     """
 
     job: Job
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # variables that `hydra.job.env_set` asks to set
     action: Literal["new", "resume", "restart", "keep", "reject"] = "new"
-    reason: str = ""
-    record: Mapping[str, Any] | None = None
+    reason: str = ""  # why it is rejected
+    record: Mapping[str, Any] | None = None  # the run.json that exists
 
     @property
     def folder(self) -> Path:

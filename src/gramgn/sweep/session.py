@@ -41,11 +41,7 @@ LISTED = 10
 class Sweep:
     """Holds a sweep's folder for this command, over all launches of its sweeper.
 
-    Args:
-        folder: The sweep's folder; it is created when the first job is about to run.
-        command: The command line.
-        options: How to run the jobs.
-        mirrored: Whether jobs have a W&B run.
+    The folder is created when the first job is about to run. `mirrored` says whether jobs have a W&B run.
     """
 
     def __init__(self, folder: Path, command: Sequence[str], options: Options, *, mirrored: bool) -> None:
@@ -120,10 +116,7 @@ class Sweep:
             self._pool.run(todo)
 
     def conclude(self, *, mirror: bool) -> int:
-        """Print the table of all jobs; return 0 if every job is done or diverged, else 1.
-
-        Args:
-            mirror: Whether to send a summary to W&B, if the jobs have runs there.
+        """Print the table of all jobs, mirror it to W&B on request, and return 1 if a job is not done or diverged.
 
         Raises:
             StopRequested: A signal came meanwhile.
@@ -143,12 +136,10 @@ class Sweep:
             self._lock.close()
 
     def _take(self) -> None:
-        """Lock the folder for this process.
-
-        Jobs of a sweep that was killed stop by themselves within a bounded time, which is waited for.
+        """Lock the folder for this process, and wait until jobs of a killed sweep have stopped by themselves.
 
         Raises:
-            InputError: Another process works on the sweep, or the folder cannot be created.
+            InputError: Another process works on the sweep.
         """
         if self._is_ours:
             return

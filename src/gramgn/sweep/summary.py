@@ -6,12 +6,7 @@ from pathlib import Path
 
 
 def draw_heatmap(folder: Path, png: Path) -> bool:
-    """Draw the heatmap of a sweep over lambda and alpha (figure 2c, or another) into a file; False if it is none.
-
-    Args:
-        folder: The sweep's folder.
-        png: The file.
-    """
+    """Draw the heatmap of a sweep over lambda and alpha into a file; return whether it is such a sweep."""
     # Only at the end of a sweep: importing it brings matplotlib and pandas.
     from gramgn.figures import drawings, read_table
 

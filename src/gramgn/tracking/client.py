@@ -112,14 +112,10 @@ def close_run(run: Any, exit_code: int, limit_s: float, summary: Mapping[str, An
 def log_media(
     run: Any, tables: Mapping[str, pd.DataFrame], images: Mapping[str, Path], staging: Path
 ) -> None:
-    """Log tables and images as one history row.
+    """Log tables and PNG files, by key, as one history row.
 
-    Args:
-        run: The W&B run.
-        tables: Tables by key.
-        images: PNG files by key.
-        staging: Where W&B keeps a second copy of every table until it is uploaded; created if missing. It must
-            stay until the run is closed (online) or synced (offline).
+    In `staging` W&B keeps a second copy of every table. It must stay until the run is closed (online) or synced
+    (offline).
     """
     import wandb
 

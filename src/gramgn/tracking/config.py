@@ -14,22 +14,15 @@ MODES = ("offline", "online", "none")
 class TrackingConfig:
     """Where the mirror of a run goes (`conf/tracking/`).
 
-    Attributes:
-        mode: `"offline"` (W&B's files, no account), `"online"` or `"none"`.
-        project: W&B project.
-        entity: W&B team or user; None is the account's default.
-        init_timeout_s: Longest wait for W&B at the start, in seconds.
-        finish_timeout_s: Longest wait for the last upload, in seconds.
-
     Raises:
         ConfigError: A value is not valid.
     """
 
-    mode: str = "offline"
+    mode: str = "offline"  # W&B's files, no account; or "online", or "none"
     project: str = "gramgn"
-    entity: str | None = None
-    init_timeout_s: float = 30.0
-    finish_timeout_s: float = 60.0
+    entity: str | None = None  # W&B team or user; None is the account's default
+    init_timeout_s: float = 30.0  # longest wait for W&B at the start
+    finish_timeout_s: float = 60.0  # longest wait for the last upload
 
     def __post_init__(self) -> None:
         checked_choice("tracking.mode", self.mode, MODES)

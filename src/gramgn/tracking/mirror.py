@@ -38,11 +38,6 @@ class WandbMirror:
 
         Online falls back to offline, and offline to no mirror, each with one line that says why: there is no API key
         (W&B never asks for one), or the server does not answer in time.
-
-        Args:
-            folder: The run folder.
-            record: The content of run.json.
-            config: Mode, project and time limits.
         """
         if config.mode == "none":
             return cls(folder, record, None, config)
@@ -64,12 +59,9 @@ class WandbMirror:
         return cls(folder, record, None, config)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
-        """Send rows of metrics.csv, one W&B history row each; epochs that an earlier start sent are left out.
+        """Send rows of metrics.csv whose checkpoint is on disk, except epochs that an earlier start sent.
 
         A failure is reported in one line and ends the mirror, not the run.
-
-        Args:
-            rows: Rows whose checkpoint is on disk, in the order of metrics.csv.
         """
         if self._run is None:
             return
@@ -122,9 +114,7 @@ def summary_of(best: Mapping[str, Any] | None, error: str | None) -> dict[str, A
 def history_row(row: Row, record: Mapping[str, Any]) -> dict[str, int | float]:
     """Return a row of metrics.csv as W&B shows it: by epoch, and losses and errors by training seconds as well.
 
-    Args:
-        row: The row; missing values are left out.
-        record: Content of run.json. The unit of the targets becomes part of the names of errors.
+    Missing values are left out. The unit of the targets, in `record`, becomes part of the names of errors.
     """
     unit = (record.get("dataset") or {}).get("unit")
     values: dict[str, int | float] = {}

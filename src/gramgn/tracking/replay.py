@@ -24,17 +24,10 @@ class NothingToUploadError(InputError):
 
 
 def upload_run(folder: RunFolder, config: TrackingConfig) -> str:
-    """Send the configuration and every row of a run to W&B, under the run's own id.
+    """Send the configuration and every row of a run to W&B, under the run's own id, and return what was sent.
 
     It replaces what the server has under that id, so that the run is there once and whole, however often it was
     killed, resumed or uploaded before. Offline, W&B's files go to `<folder>/upload`.
-
-    Args:
-        folder: The run.
-        config: Mode (`"online"` or `"offline"`), project and time limits.
-
-    Returns:
-        What was sent.
 
     Raises:
         NothingToUploadError: The run is still running, or has no epochs.
@@ -65,13 +58,6 @@ def upload_config(
 ) -> TrackingConfig:
     """Return where a run or sweep is uploaded: to the project that it was configured with, unless another is given.
 
-    Args:
-        folder: The folder of a run, or of a sweep.
-        mode: See `TrackingConfig`, as for `project` and `entity`.
-        project: None takes the run's own.
-        entity: None takes the run's own.
-        timeout_s: Longest wait for W&B at each step, in seconds.
-
     Raises:
         InputError: run.json is damaged, or an argument is not valid.
     """
@@ -86,10 +72,9 @@ def upload_config(
 
 
 def find_uploads(paths: Iterable[Path]) -> list[Path]:
-    """Return the folders of all runs under some folders, and of their sweeps; each sweep follows its runs.
+    """Return the folders of all runs below some folders, and of their sweeps, each of which follows its runs.
 
-    Args:
-        paths: Run folders, sweep folders, or folders of such. A single run brings no sweep.
+    A single run brings no sweep.
 
     Raises:
         InputError: A folder does not exist or holds no run.

@@ -30,12 +30,8 @@ _COLUMNS = {"optimizer.lam": "lam", "optimizer.alpha": "alpha", "seed": "seed"}
 def sweep_table(folder: Path) -> pd.DataFrame:
     """Return one row per job of a sweep, in the sweep's order, from its records alone.
 
-    Args:
-        folder: The sweep's folder.
-
-    Returns:
-        `lam`, `alpha` (in the configured convention), `seed`, `metric` (training loss at the last epoch, missing
-        unless the job is done), `status`, one column per further axis of the sweep, `epoch` and `cell` (folder).
+    Columns: `lam`, `alpha` (in the configured convention), `seed`, `metric` (training loss at the last epoch, missing
+    unless the job is done), `status`, one per further axis of the sweep, `epoch` and `cell` (folder).
 
     Raises:
         InputError: sweep.json is missing or damaged.
@@ -61,18 +57,10 @@ def sweep_table(folder: Path) -> pd.DataFrame:
 
 
 def upload_summary(folder: Path, config: TrackingConfig, draw: Draw | None) -> str:
-    """Send a sweep's table, and its heatmap if it has one, as the sweep's one summary run.
+    """Send a sweep's table, and its heatmap if `draw` finds one, as the sweep's summary run; return what was sent.
 
     Its id depends only on the sweep's first run, and what W&B has under it is replaced. Offline, W&B's files go to
     `<folder>/upload`.
-
-    Args:
-        folder: The sweep's folder.
-        config: Mode (`"online"` or `"offline"`), project and time limits.
-        draw: Draws the heatmap; None sends the table alone.
-
-    Returns:
-        What was sent.
 
     Raises:
         NothingToUploadError: No job has begun.
@@ -124,12 +112,6 @@ def log_summary(
     """Send a sweep's summary when the sweep ends; a failure is reported in one line and does not reach the sweep.
 
     Online falls back to offline, as for a run. The call ends within the sum of the three time limits.
-
-    Args:
-        folder: The sweep's folder; all its records are on disk.
-        config: That of its runs; mode `"none"` does nothing.
-        draw: Draws the heatmap; None sends the table alone.
-        drawing_timeout_s: Longest time for reading the records and drawing, in seconds.
     """
     if config.mode == "none":
         return
