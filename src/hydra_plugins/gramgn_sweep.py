@@ -20,22 +20,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from gramgn.errors import ConfigError, JobFailedError
-from gramgn.progress import say
 
 if TYPE_CHECKING:
     from gramgn.sweep import Cell, Outcome, Sweep
 
-MANY = 100  # composing that many jobs takes seconds
-
 
 class IsolatedLauncher(Launcher):
-    """Runs each job in a fresh process.
-
-    Args:
-        n_jobs: Number of jobs at a time; -1 stands for one per CPU core.
-        threads_per_job: CPU threads of a job. None: torch's default, or an equal share for several jobs at a time.
-        gpus: CUDA devices handed out, one per job. None: all visible devices if several jobs run at a time.
-    """
+    """Runs each job in a fresh process; `conf/hydra/launcher/isolated.yaml` explains its settings."""
 
     def __init__(self, n_jobs: Any = 1, threads_per_job: Any = None, gpus: Any = None) -> None:
         self._options = (n_jobs, threads_per_job, gpus)
@@ -57,8 +48,6 @@ class IsolatedLauncher(Launcher):
         """
         setup_globals()
         sweep = self._begin()
-        if len(job_overrides) >= MANY:
-            say(f"{len(job_overrides)} jobs: composing the configuration of each")
         composed = [
             self._compose(sweep.folder.path, list(command), number)
             for number, command in enumerate(job_overrides, start=initial_job_idx)
@@ -127,11 +116,7 @@ class IsolatedLauncher(Launcher):
 class AxisSweeper(BasicSweeper):
     """Hydra's grid, with points added to it and further values of an axis for which the whole grid diverged.
 
-    Args:
-        max_batch_size: Largest number of jobs that are composed and checked at a time; None: all.
-        params: Axes by key, as on a command line: `{"seed": "0,1,2"}`. The command line replaces an axis.
-        points: Overrides of single jobs, e.g. `["optimizer.lam=1 optimizer.alpha=0.1"]`; each with all of the grid.
-        extend: `{"key": axis, "values": [...]}`: tried in turn where a whole column diverged.
+    `conf/hydra/sweeper/axes.yaml` explains its settings.
     """
 
     def __init__(
@@ -181,9 +166,9 @@ class AxisSweeper(BasicSweeper):
         return returns
 
 
-def _parse(context: HydraContext | None, overrides: Sequence[str]) -> list[Override]:
+def _parse(context: HydraContext | None, overrides: list[str]) -> list[Override]:
     assert context is not None
-    return OverridesParser.create(config_loader=context.config_loader).parse_overrides(list(overrides))
+    return OverridesParser.create(config_loader=context.config_loader).parse_overrides(overrides)
 
 
 def _text(override: Override) -> str:
