@@ -38,7 +38,7 @@ class Recording:
         self.folder, self.clock = folder, clock
         self.reporter = Reporter(self.log, unit="")
         self.trainer: Trainer | None = None
-        self.mirror = WandbMirror(folder, None, "none")
+        self.mirror = WandbMirror(folder, record, None, TrackingConfig("none"))
         folder.write_run(record)
 
     def log(self, line: str) -> None:
