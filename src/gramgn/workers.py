@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -25,18 +25,14 @@ QUEUED_PER_WORKER = 3
 
 def available_cores() -> int:
     """Return the number of cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_main_guard() -> None:
-    """Raise in a worker process that is still importing its parent's script, which lacks a main guard.
+    """Raise RuntimeError in a worker process that is still importing its parent's script, which lacks a main guard.
 
-    To be called before waiting for a lock: the parent may hold it, and both would wait forever.
-
-    Raises:
-        RuntimeError: As the standard library does when such a worker starts processes of its own.
+    The standard library does so when such a worker starts processes of its own. To be called before waiting for a
+    lock: the parent may hold it, and both would wait forever.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -46,7 +42,7 @@ def check_main_guard() -> None:
 
 
 def map_in_processes(
-    function: Callable[[T], R], tasks: Iterable[T], workers: int, *, died: str
+    function: Callable[[T], R], tasks: Sequence[T], workers: int, *, died: str
 ) -> Iterator[R]:
     """Apply a picklable function to tasks in fresh processes and yield the results in order.
 
@@ -55,7 +51,7 @@ def map_in_processes(
     Args:
         function: What to apply.
         tasks: Its arguments.
-        workers: Number of processes.
+        workers: Number of processes, at most one per task.
         died: Beginning of the message if a process dies.
 
     Raises:
@@ -63,6 +59,7 @@ def map_in_processes(
     """
     # "spawn": a fork would copy the locks that the parent's threads hold, torch's among them.
     context = multiprocessing.get_context("spawn")
+    workers = min(workers, len(tasks))
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start)
     running: deque[Future[R]] = deque()
     waiting = iter(tasks)
@@ -83,7 +80,7 @@ def map_in_processes(
 
 
 def _start() -> None:
-    """Set up a worker process: its parent handles Ctrl-C, and its end is the worker's."""
+    """Set up a worker process: its parent handles Ctrl-C, and it ends with its parent."""
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -42,7 +42,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def is_decoding(root: Path) -> bool:
     """Return whether a preparation has begun to write its images."""
-    return bool(list((root / "prepared").glob("*.new/images.npy")))
+    return bool(list((root / "prepared").glob(".*.partial/images.npy")))
 
 
 def members(group: int) -> list[int]:

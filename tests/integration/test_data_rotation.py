@@ -197,7 +197,7 @@ def test_a_name_that_is_no_text_is_one_error(tmp_path: Path) -> None:
         (tmp_path / os.fsdecode(b"bad\xff.png")).write_bytes(b"")
     except OSError:
         pytest.skip("this file system takes text only")
-    with pytest.raises(DataError, match=r"bad\\udcff\.png is not valid Unicode; rename"):
+    with pytest.raises(DataError, match=r"bad\\udcff\.png' is not valid Unicode; rename"):
         Rotation(tmp_path, name="rotation", prepared_root=tmp_path / "prepared").index()
 
 

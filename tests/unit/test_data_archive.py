@@ -61,7 +61,7 @@ def test_malicious_entries_are_rejected(tmp_path: Path, entry: tarfile.TarInfo |
     with pytest.raises(DataError, match="archive's entry"):
         unpack_afad(tmp_path / "parts", tmp_path / "raw", checksums=checksums)
     assert not (tmp_path / "raw").exists()
-    assert {path.name for path in tmp_path.iterdir()} <= {"parts", "raw.partial"}
+    assert {path.name for path in tmp_path.iterdir()} <= {"parts", ".raw.lock"}
 
 
 def test_absolute_names_stay_below_the_target(tmp_path: Path) -> None:

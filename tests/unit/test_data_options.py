@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gramgn.data import AFAD, RSNA, ImageDataset, RetinaMNIST, Rotation
+from gramgn.data import AFAD, RSNA, RetinaMNIST, Rotation
 from gramgn.errors import ConfigError
 
 CLASSES: list[type[Any]] = [AFAD, RSNA, RetinaMNIST, Rotation]
@@ -89,12 +89,6 @@ def test_the_same_raw_folder_by_another_path_is_the_same(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(tmp_path / "a")
     one, other = (AFAD(tmp_path / name, prepared_root=tmp_path) for name in ("a", "link"))
     assert one.prepared_folder(32) == other.prepared_folder(32)
-
-
-def test_option_names_are_complete() -> None:
-    assert {"root", "variant", "max_age", "resize", "limit"} <= set(AFAD.option_names())
-    assert "options" not in AFAD.option_names()
-    assert {"root", "name", "prepared_root"} <= set(ImageDataset.option_names())
 
 
 def test_the_package_is_cheap_to_import() -> None:

@@ -1,4 +1,4 @@
-"""Data sets of images or vectors with one real target each: on-disk layouts, preparation, splits, loading.
+"""Data sets of images or vectors with one real target per sample: on-disk layouts, preparation, splits, loading.
 
 Importing this package needs numpy and Pillow, neither torch nor pandas. Synthetic images are drawn by
 `gramgn.synthetic`.
@@ -17,7 +17,7 @@ from gramgn.data.rsna import RSNA
 from gramgn.data.scan import SYNTHETIC_MARKER, walk
 from gramgn.data.sphere import Sphere
 from gramgn.data.split import split_samples
-from gramgn.data.types import DatasetOptions, Decoded, Index, Item, RegressionData, Unused
+from gramgn.data.types import Decoded, Index, Item, RegressionData, Unused
 from gramgn.data.vectors import VectorDataset
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "RSNA",
     "SYNTHETIC_MARKER",
-    "DatasetOptions",
     "Decode",
     "Decoded",
     "Decoder",

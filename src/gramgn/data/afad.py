@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 from gramgn.data.dataset import ImageDataset
 from gramgn.data.scan import entries, folders, is_ignored
-from gramgn.data.types import DatasetOptions, Index, Item, Unused
+from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_whole
 
 VARIANTS = {"lite": "AFAD-Lite", "full": "AFAD-Full"}
@@ -23,13 +24,13 @@ _PHOTO = re.compile(r"([0-9]+)-[0-9]+\.jpe?g", re.IGNORECASE)
 class AFAD(ImageDataset):
     """AFAD-Lite (59,344 faces, ages 18 to 39) or AFAD-Full (165,501 faces, ages 15 to 72).
 
-    The number before the hyphen of a file's name is a person: all photos of a person stay in one split. The
-    age is the folder's name; label tables that circulate hold age minus 15 and are not read.
+    The number before the hyphen of a file's name identifies a person: all photos of a person stay in one split. The
+    age is the folder's name; the label tables in circulation hold age minus 15 and are not read.
 
     Args:
         root: Folder with the age folders, or one or two levels above them.
-        variant: `"lite"` or `"full"`.
-        max_age: Leave out older faces; no bound if None. 40 gives the usual range of AFAD-Full.
+        variant: `"lite"` (the default) or `"full"`.
+        max_age: Leave out older faces; no bound if None (the default). 40 gives the usual range of AFAD-Full.
         options: See `ImageDataset`.
 
     Raises:
@@ -51,7 +52,7 @@ class AFAD(ImageDataset):
         *,
         variant: str = "lite",
         max_age: int | None = None,
-        **options: Unpack[DatasetOptions],
+        **options: Any,
     ) -> None:
         options.setdefault("name", "afad")
         super().__init__(root, **options)
@@ -64,7 +65,14 @@ class AFAD(ImageDataset):
 
     def has_raw(self) -> bool:
         """Return whether age folders with at least one photo are at or below `root`."""
-        return any(self._has_photo(folder) for folder in self._age_roots())
+        return any(
+            _PHOTO.fullmatch(entry.name)
+            for base in self._age_roots()
+            for age in folders(base)
+            if _AGE.fullmatch(age.name)
+            for sex in folders(age)
+            for entry in entries(sex)
+        )
 
     def index(self) -> Index:
         """Find all faces.
@@ -86,10 +94,16 @@ class AFAD(ImageDataset):
             else:
                 found.extend(self._age_folder(Path(entry.path), int(entry.name)))
         items = [entry for entry in found if isinstance(entry, Item)]
-        notes = self._age_note(items)
+        notes, (low, high) = [], LITE_AGES
+        strange = sorted({int(item.target) for item in items if not low <= item.target <= high})
+        if self.variant == "lite" and strange:
+            notes = [
+                f"ages outside {low} to {high} found ({', '.join(map(str, strange))}): AFAD-Lite has none; "
+                f"is this AFAD-Full? Then set dataset.variant=full"
+            ]
         prefix = base.relative_to(self.root).as_posix()
         if prefix != ".":
-            items = [Item(i.key, f"{prefix}/{i.path}", i.target, i.group, i.sex) for i in items]
+            items = [replace(item, path=f"{prefix}/{item.path}") for item in items]
         return Index(items, [entry for entry in found if isinstance(entry, Unused)], notes, {"base": prefix})
 
     def _age_folder(self, folder: Path, age: int) -> Iterator[Item | Unused]:
@@ -117,7 +131,7 @@ class AFAD(ImageDataset):
         """Return the folders, at most two levels down, that hold age folders; the nearest level only."""
         level = [self.root]
         for _ in range(NESTING + 1):
-            found = [folder for folder in level if any(map(self._is_age_folder, folders(folder)))]
+            found = [folder for folder in level if any(map(_is_age_folder, folders(folder)))]
             if found:
                 return found
             level = [inner for folder in level for inner in folders(folder)]
@@ -136,28 +150,6 @@ class AFAD(ImageDataset):
             )
         return found[0]
 
-    def _age_note(self, items: list[Item]) -> list[str]:
-        low, high = LITE_AGES
-        strange = sorted({int(item.target) for item in items if not low <= item.target <= high})
-        if self.variant != "lite" or not strange:
-            return []
-        return [
-            f"ages outside {low} to {high} found ({', '.join(map(str, strange))}): AFAD-Lite has none; "
-            f"is this AFAD-Full? Then set dataset.variant=full"
-        ]
 
-    @staticmethod
-    def _is_age_folder(folder: Path) -> bool:
-        return bool(_AGE.fullmatch(folder.name)) and any(
-            inner.name in SEX_OF_FOLDER for inner in folders(folder)
-        )
-
-    @staticmethod
-    def _has_photo(base: Path) -> bool:
-        return any(
-            _PHOTO.fullmatch(entry.name)
-            for age in folders(base)
-            if _AGE.fullmatch(age.name)
-            for sex in folders(age)
-            for entry in entries(sex)
-        )
+def _is_age_folder(folder: Path) -> bool:
+    return bool(_AGE.fullmatch(folder.name)) and any(inner.name in SEX_OF_FOLDER for inner in folders(folder))

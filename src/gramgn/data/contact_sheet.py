@@ -1,34 +1,32 @@
-"""A contact sheet: what a network will see of a data set, sorted by target, on one page."""
+"""A contact sheet: images of a data set as a network will see them, sorted by target, on one page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from gramgn.data.types import RegressionData
+from gramgn.data.types import SPLITS, RegressionData
 from gramgn.errors import DataError
 from gramgn.files import writing
 from gramgn.records import atomic_file
 
 SMALLEST_TILE, LARGEST_TILE = 64, 160  # pixels
 CAPTION, TITLE, GAP = 13, 22, 3  # pixels
-PAPER, INK = 255, 0
-SYNTHETIC_MARK = "SYNTHETIC "
+PAPER, INK = (255, 255, 255), (0, 0, 0)
 
 
 def contact_sheet(data: RegressionData, columns: int = 12, rows: int = 8) -> Image.Image:
     """Draw a page of samples from the smallest target (top left) to the largest, evenly spaced by rank.
 
-    Every tile carries its target and split, every page the name, the counts and the unit; a synthetic set is
+    Every tile shows its target and split; the title shows the name, the counts and the unit. A synthetic set is
     marked SYNTHETIC.
 
     Args:
         data: A prepared data set of images.
-        columns: Tiles in a row.
-        rows: Most rows of tiles.
+        columns: Number of tiles per row.
+        rows: Largest number of rows.
 
     Returns:
         An RGB picture.
@@ -43,30 +41,27 @@ def contact_sheet(data: RegressionData, columns: int = 12, rows: int = 8) -> Ima
         )
     if len(data.targets) == 0:
         raise DataError(f"dataset {data.name}: there is nothing to draw, the data set is empty")
-    picked = spread_by_rank(data.targets, columns * rows)
+    order, num = np.argsort(data.targets, kind="stable"), min(columns * rows, len(data.targets))
+    picked = order[np.unique(np.round(np.linspace(0, len(order) - 1, num)).astype(np.intp))]
     rows = -(-len(picked) // columns)  # no empty rows below a small set
     width, height = _tile_size(data.images.shape[3], data.images.shape[2])
+    # Enlarged pixels stay visible as squares.
+    is_enlarged = width >= data.images.shape[3]
+    resampling = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.BILINEAR
     page_size = (columns * (width + GAP) + GAP, TITLE + rows * (height + CAPTION + GAP) + GAP)
-    page = Image.new("RGB", page_size, (PAPER, PAPER, PAPER))
+    page = Image.new("RGB", page_size, PAPER)
     pen = ImageDraw.Draw(page)
     font = ImageFont.load_default()
-    pen.text((GAP + 1, 4), _title(data), fill=(INK, INK, INK), font=font)
+    pen.text((GAP + 1, 4), _title(data), fill=INK, font=font)
     for place, index in enumerate(picked):
         x = GAP + place % columns * (width + GAP)
         y = TITLE + place // columns * (height + CAPTION + GAP)
         tile = np.repeat(data.images[index], 3 // data.images.shape[1], axis=0).transpose(1, 2, 0)
-        resized = Image.fromarray(np.ascontiguousarray(tile)).resize((width, height), _filter(tile, width))
+        resized = Image.fromarray(np.ascontiguousarray(tile)).resize((width, height), resampling)
         page.paste(resized, (x, y))
         caption = f"{data.targets[index]:.4g} {data.split[index]}"
-        pen.text((x, y + height), caption, fill=(INK, INK, INK), font=font)
+        pen.text((x, y + height), caption, fill=INK, font=font)
     return page
-
-
-def spread_by_rank(targets: NDArray[np.float64], num: int) -> NDArray[np.intp]:
-    """Return at most `num` indices from the smallest target to the largest, evenly spaced by rank."""
-    order = np.argsort(targets, kind="stable")
-    ranks = np.unique(np.round(np.linspace(0, len(order) - 1, min(num, len(order)))).astype(np.intp))
-    return order[ranks]
 
 
 def save_contact_sheet(data: RegressionData, path: Path, columns: int = 12, rows: int = 8) -> None:
@@ -75,8 +70,8 @@ def save_contact_sheet(data: RegressionData, path: Path, columns: int = 12, rows
     Args:
         data: A prepared data set of images.
         path: The file; its folder is created.
-        columns: Tiles in a row.
-        rows: Rows of tiles.
+        columns: Number of tiles per row.
+        rows: Largest number of rows.
 
     Raises:
         DataError: No images, or a folder that cannot be created.
@@ -90,23 +85,18 @@ def save_contact_sheet(data: RegressionData, path: Path, columns: int = 12, rows
 
 
 def _title(data: RegressionData) -> str:
-    counts = ", ".join(f"{int((data.split == split).sum()):,} {split}" for split in ("train", "val", "test"))
-    mark = SYNTHETIC_MARK if data.kind == "synthetic" else ""
+    counts = ", ".join(f"{int((data.split == split).sum()):,} {split}" for split in SPLITS)
+    mark = "SYNTHETIC " if data.kind == "synthetic" else ""
     height, width = data.images.shape[2:]
     low, high = data.targets.min(), data.targets.max()
     return f"{mark}{data.name}: {counts}; {width}x{height}; target {low:.4g} to {high:.4g} {data.unit}"
 
 
 def _tile_size(width: int, height: int) -> tuple[int, int]:
-    """Return the size in which images are shown: small ones enlarged by a whole factor, large reduced."""
+    """Return the size of a tile: small images are enlarged by a whole factor, large ones are reduced."""
     side = max(width, height)
     if side < SMALLEST_TILE:
         factor = -(-SMALLEST_TILE // side)
         return width * factor, height * factor
     shrink = min(1.0, LARGEST_TILE / side)
     return max(1, round(width * shrink)), max(1, round(height * shrink))
-
-
-def _filter(tile: NDArray[np.uint8], width: int) -> Image.Resampling:
-    """Return how a tile is resized: enlarged pixels stay visible as what they are."""
-    return Image.Resampling.NEAREST if width >= tile.shape[1] else Image.Resampling.BILINEAR

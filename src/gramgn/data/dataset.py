@@ -15,7 +15,7 @@ import numpy as np
 from gramgn.data.decode import RESIZE_MODES, Decode, Decoder
 from gramgn.data.prepare import prepare_set
 from gramgn.data.prepared import open_prepared
-from gramgn.data.scan import describe_folder, find_marker
+from gramgn.data.scan import describe_folder, is_synthetic
 from gramgn.data.types import Index, RegressionData
 from gramgn.errors import ConfigError, DataError, checked_choice, checked_whole, nearest
 from gramgn.progress import say
@@ -26,19 +26,19 @@ MIN_SIZE, MAX_SIZE = 4, 2048
 
 
 class ImageDataset(ABC):
-    """Images in a raw folder, one real target each, prepared once into one uint8 array.
+    """Images in a raw folder with one real target per image, prepared once into one uint8 array.
 
-    A subclass knows one on-disk layout: where things are (`index`), and what to show somebody who has no data
+    A subclass knows one on-disk layout: where the images are (`index`), and what to show somebody who has no data
     yet (`layout`, `source`). Everything else, from decoding to splits, is shared.
 
     Args:
         root: Folder of the raw data.
         name: Name used in folders, records and figures.
-        prepared_root: Folder in which prepared sets are kept.
+        prepared_root: Folder of the prepared sets; `data/prepared` by default.
         channels: Channels that the network sees, 1 or 3 (the default). As few as hold the data are stored.
         resize: `"stretch"` (the default) ignores the aspect ratio, `"pad"` keeps it with black bars, `"crop"` cuts
             the central square.
-        split_seed: Seed of the split rule.
+        split_seed: Seed of the split rule; 0 by default.
         on_bad_image: `"error"` (the default) fails when a file cannot be decoded, `"skip"` leaves it out
             and records it.
         limit: Use at most this number of samples, chosen by hash; all if None.
@@ -57,7 +57,7 @@ class ImageDataset(ABC):
     substitute: ClassVar[str] = "rsna_synthetic"
     """Synthetic data set that can be used meanwhile, for messages."""
     natural_channels: ClassVar[int] = 3
-    """Channels that the originals have."""
+    """Number of channels of the originals."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class ImageDataset(ABC):
         **unknown: object,
     ) -> None:
         for key in unknown:
-            allowed = self.option_names()
+            signatures = [inspect.signature(base.__init__) for base in type(self).__mro__]  # type: ignore[misc]
+            parameters = [parameter for each in signatures for parameter in each.parameters.values()]
+            allowed = sorted({"root", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)})
             raise ConfigError(
                 f"dataset {name}: unknown option '{key}'{nearest(key, allowed)}. "
                 f"Options are: {', '.join(allowed)}"
@@ -89,23 +91,11 @@ class ImageDataset(ABC):
         self.limit = None if limit is None else checked_whole("dataset.limit", limit, minimum=1)
         self.workers = None if workers is None else checked_whole("dataset.workers", workers, minimum=1)
 
-    @classmethod
-    def option_names(cls) -> list[str]:
-        """List the keyword options of this class, including those of its bases."""
-        names = {
-            parameter.name
-            for base in cls.__mro__
-            if "__init__" in vars(base) and base is not object
-            for parameter in inspect.signature(vars(base)["__init__"]).parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD and parameter.name != "self"
-        }
-        return sorted(names)
-
-    # What a layout provides.
+    # A layout provides the following methods.
 
     @abstractmethod
     def index(self) -> Index:
-        """Find all samples under `root`; raise DataError where the folder does not have the layout."""
+        """Find all samples under `root`; raise DataError if the folder does not have the layout."""
 
     @abstractmethod
     def has_raw(self) -> bool:
@@ -116,7 +106,7 @@ class ImageDataset(ABC):
         return {}
 
     def ensure_raw(self) -> None:  # noqa: B027 - most layouts have nothing to draw
-        """Draw the raw data if the data set is synthetic; called before indexing."""
+        """Draw the raw data of a synthetic data set; called before indexing."""
 
     def check_raw(self) -> None:
         """Raise DataError unless there is raw data; synthetic sets, which draw it, do nothing."""
@@ -128,25 +118,25 @@ class ImageDataset(ABC):
         return image_size
 
     def decoder(self, size: int) -> Decode:
-        """Return what turns an item into pixels `[C, size, size]`; picklable, it is sent to the workers."""
+        """Return a picklable function that turns an item into pixels `[C, size, size]`."""
         return Decoder(self.root, size, self.stored_channels, self.resize)
 
-    # What all layouts share.
+    # All layouts share the following methods.
 
     @property
     def kind(self) -> str:
-        """`"synthetic"` where the marker of a drawn set lies at, above or below `root`, else `"real"`."""
-        return "synthetic" if find_marker(self.root) else "real"
+        """`"synthetic"` if the marker of a drawn set lies at, above or below `root`, else `"real"`."""
+        return "synthetic" if is_synthetic(self.root) else "real"
 
     @property
     def stored_channels(self) -> int:
-        """Channels of the prepared array: grey originals are stored once and repeated on the device."""
+        """Number of channels of the prepared array; grey is stored once and repeated on the device."""
         return min(self.natural_channels, self.channels)
 
     def prepared_folder(self, image_size: int) -> Path:
-        """Return where the prepared set of this size lies or will lie.
+        """Return the folder of the prepared set of this size, whether or not it exists.
 
-        The name ends in 8 hex digits over everything that decides the content, including the raw folder.
+        Its name ends in 8 hex digits over everything that decides the content, including the raw folder.
         """
         size = self._checked_size(image_size)
         decides = {
@@ -155,7 +145,7 @@ class ImageDataset(ABC):
             "settings": self.settings(),
             "root": str(self.root.resolve()),
             "size": size,
-            # Not `stored_channels`: the name may not depend on the raw files, which may be gone by now.
+            # Not `stored_channels`: the name may not depend on the raw files, which may have been removed.
             "channels": min(self.natural_channels, self.channels),
             "resize": self.resize,
             "split_seed": self.split_seed,
@@ -168,7 +158,7 @@ class ImageDataset(ABC):
         return prepare_command(self.name, {"dataset.root": self.root, "image_size": image_size})
 
     def missing_message(self) -> str:
-        """Return the message for missing raw data: what was searched, what was found, and what to do next."""
+        """Return the message for missing raw data: the folder, its content, and what to do next."""
         return (
             f"dataset {self.name}: no usable raw data\n"
             f"  searched: {self.root}\n"
@@ -180,7 +170,7 @@ class ImageDataset(ABC):
         )
 
     def check(self, image_size: int) -> None:
-        """Raise DataError unless the data set is prepared or can be; takes well under a second."""
+        """Raise DataError unless the data set is prepared or can be prepared; takes well under a second."""
         if not self.prepared_folder(image_size).is_dir():
             self.check_raw()
 
@@ -198,8 +188,8 @@ class ImageDataset(ABC):
     def prepare(self, image_size: int) -> Path:
         """Decode every image once and store the set; return its folder.
 
-        A whole set is left as it is if its raw files are the same or gone. One whose raw files have changed, or
-        which is damaged, is rebuilt. An interrupted preparation leaves no set and starts over.
+        A whole set stays as it is if its raw files are unchanged or removed. A set that is damaged, or whose raw files
+        have changed, is rebuilt. An interrupted preparation leaves no set and starts over.
 
         Args:
             image_size: Side of the prepared images in pixels.
@@ -220,13 +210,13 @@ class ImageDataset(ABC):
         return prepare_set(self, image_size, index)
 
     def load(self, image_size: int) -> RegressionData:
-        """Return the prepared set, preparing it first where needed.
+        """Return the prepared set, preparing it first if needed.
 
         Args:
             image_size: Side of the images in pixels.
 
         Raises:
-            DataError: As `prepare`, or a prepared set that is damaged.
+            DataError: Any error of `prepare`, or a prepared set that is damaged.
         """
         folder = self.prepared_folder(image_size)
         if not folder.is_dir():
@@ -234,13 +224,14 @@ class ImageDataset(ABC):
             say(f"dataset {self.name}: not prepared yet at this size, preparing it now in {folder}")
             self.prepare(image_size)
         prepared = open_prepared(folder, rebuild=self.command(image_size))
-        if prepared.num_skipped and self.on_bad_image == "error":
+        manifest, num_skipped = prepared.manifest, len(prepared.meta["skipped"])
+        if num_skipped and self.on_bad_image == "error":
             raise DataError(
-                f"{folder} was prepared without {prepared.num_skipped} files that could not be decoded "
+                f"{folder} was prepared without {num_skipped} files that could not be decoded "
                 f"(listed in its unused.csv). Accept that with dataset.on_bad_image=skip, or mend the files "
                 f"and run: {self.command(image_size)}"
             )
-        keys = prepared.keys
+        keys = manifest["key"].to_numpy(np.str_)
         limited = self.limit is not None and self.limit < len(keys)
         rows = limited_rows(keys, self.limit, self.split_seed) if limited else slice(None)
         return RegressionData(
@@ -248,8 +239,8 @@ class ImageDataset(ABC):
             kind=prepared.meta["kind"],
             unit=self.unit,
             images=prepared.images[rows] if limited else prepared.images,
-            targets=prepared.targets[rows],
-            split=prepared.split[rows],
+            targets=manifest["target"].to_numpy(np.float64)[rows],
+            split=manifest["split"].to_numpy("<U5")[rows],
             keys=keys[rows],
             channels=self.channels,
             manifest_sha256=prepared.meta["manifest_sha256"],
@@ -261,7 +252,7 @@ class ImageDataset(ABC):
 
 
 def prepare_command(name: str, options: dict[str, object]) -> str:
-    """Return the command line that prepares a data set with the given overrides, quoted where needed."""
+    """Return the command line that prepares a data set with the given overrides, quoted if they hold spaces."""
     words = [f"{key}={value}" for key, value in options.items()]
     words = [f"'{word}'" if " " in word else word for word in words]
     return f"python scripts/prepare_data.py dataset={name} {' '.join(words)}"
@@ -278,7 +269,7 @@ def checked_name(given: str) -> str:
 
 
 def limited_rows(keys: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
-    """Return the rows kept under `limit` (all if None), ascending: those whose keys have the smallest hashes."""
+    """Return, in ascending order, the `limit` rows (all if None) whose keys have the smallest hashes."""
     ranks = [hashlib.sha256(f"limit:{seed}:{key}".encode()).hexdigest() for key in keys]
     return np.sort(np.argsort(np.array(ranks), kind="stable")[:limit])
 

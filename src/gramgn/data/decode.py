@@ -1,4 +1,4 @@
-"""From an image file, or an image in an `.npz` file, to pixels: read, turn upright, convert, resize.
+"""Decoding: an image file, or an image in an `.npz` file, is read, turned upright, converted and resized.
 
 Pixels are uint8 `[C, H, W]` with `C` 1 or 3. Grey is Pillow's `L`; transparent parts are laid on black; 16-bit grey is
 scaled by its full range of 65,535. Pillow resizes with antialiasing; `torchvision.transforms.v2` on the same images
@@ -42,12 +42,12 @@ _DEEP_FORMATS = ("PNG", "PPM")
 _DEEP_MAX = 65_535
 
 Decode = Callable[[Item], Decoded]
-"""Turns an item into pixels, or raises DataError naming the file; picklable, it is sent to worker processes."""
+"""Turns an item into pixels, or raises DataError naming the file; picklable, as it is sent to worker processes."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Decodes image files, and images of `.npz` files, below a root.
+    """Decodes image files, and images in `.npz` files, below a root folder.
 
     Attributes:
         root: Folder that item paths are relative to.
@@ -69,7 +69,7 @@ class Decoder:
         return Decoded(pixels, hashlib.sha256(raw).hexdigest(), image.width, image.height, mode, note)
 
     def square(self, image: Image.Image, item: Item) -> tuple[NDArray[np.uint8], str]:
-        """Return the pixels `[C, size, size]` of an upright image and a note on what else was done."""
+        """Return the pixels `[C, size, size]` of an upright image, and a note on anything else that was done."""
         return to_array(to_square(image, self.size, self.resize)), ""
 
 
@@ -106,10 +106,15 @@ def file_of(path: str) -> str:
 
 
 def _read_image(root: Path, path: str) -> tuple[bytes, Image.Image, str, str]:
-    """Return raw bytes, the upright image, Pillow's name of its pixel format, and the decoder's complaints."""
+    """Return raw bytes, the upright image, Pillow's name of its pixel format, and the decoder's warnings."""
     file = file_of(path)
     if file == path:
-        raw = _read_bytes(root / path)
+        try:
+            raw = (root / path).read_bytes()
+        except OSError as error:
+            raise DataError(f"{root / path}: cannot be read ({error.strerror})") from error
+        if not raw:
+            raise DataError(f"{root / path}: the file is empty")
         return raw, *_open_image(root / path, raw)
     name, _, position = path.removeprefix(f"{file}#").rpartition("/")
     values = np.ascontiguousarray(read_npz(root / file)[name][int(position)])
@@ -120,30 +125,26 @@ def _read_image(root: Path, path: str) -> tuple[bytes, Image.Image, str, str]:
     return values.tobytes(), image, image.mode, ""
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    if not raw:
-        raise DataError(f"{path}: the file is empty")
-    return raw
-
-
 def _open_image(path: Path, raw: bytes) -> tuple[Image.Image, str, str]:
-    """Decode an image fully and turn it upright; raise DataError naming the file where that fails."""
+    """Decode an image fully and turn it upright; raise DataError naming the file if that fails."""
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:
             image: Image.Image = Image.open(io.BytesIO(raw))
-            _check_size(path, *image.size)
-            if image.mode not in (*_PLAIN, *_WITH_ALPHA, *_DEEP) and not _is_deep(image):
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise DataError(
+                    f"{path}: {width} x {height} is above the limit of {MAX_PIXELS:,} pixels; scale the file down"
+                )
+            # Mode I is 16-bit grey only where the file format defines that range.
+            is_deep = image.mode in _DEEP or (image.mode == "I" and image.format in _DEEP_FORMATS)
+            if not is_deep and image.mode not in (*_PLAIN, *_WITH_ALPHA):
                 raise DataError(
                     f"{path}: pixel format {image.mode} is not supported; convert it to 8 or 16-bit grey or "
                     f"8-bit RGB"
                 )
             image.load()
-            mode, is_deep = image.mode, _is_deep(image)
+            mode = image.mode
             ImageOps.exif_transpose(image, in_place=True)
             image = _scaled_to_8_bit(np.asarray(image)) if is_deep else image
         except DataError:
@@ -151,20 +152,20 @@ def _open_image(path: Path, raw: bytes) -> tuple[Image.Image, str, str]:
         except Image.DecompressionBombError as error:
             raise DataError(f"{path}: larger than the limit of {MAX_PIXELS:,} pixels") from error
         except UnidentifiedImageError as error:
-            raise DataError(f"{path}: not an image ({_first_bytes(raw)})") from error
+            head = raw[:16].decode("ascii", errors="replace").strip()
+            raise DataError(f"{path}: not an image ({len(raw)} bytes, beginning with {head!r})") from error
         except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as error:
             # Pillow's plugins raise all of these on damaged files.
             raise DataError(f"{path}: damaged or incomplete image ({error})") from error
     # Deprecation warnings concern Pillow's callers, not the file.
     about_file = [
-        str(entry.message) for entry in complaints if not issubclass(entry.category, DeprecationWarning)
+        str(each.message) for each in complaints if not issubclass(each.category, DeprecationWarning)
     ]
-    note = "; ".join(sorted({text.splitlines()[0].strip() for text in about_file if text}))
-    return image, mode, note
+    return image, mode, "; ".join(sorted({text.splitlines()[0].strip() for text in about_file if text}))
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Convert to `L` (1 channel) or `RGB` (3 channels), transparent parts laid on black."""
+    """Convert to `L` (1 channel) or `RGB` (3 channels) and lay transparent parts on black."""
     target = "L" if channels == 1 else "RGB"
     if image.mode in _WITH_ALPHA and (image.mode != "P" or "transparency" in image.info):
         image = image.convert("RGBA")
@@ -193,7 +194,7 @@ def to_square(image: Image.Image, size: int, resize: str) -> Image.Image:
 def _resized(
     image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]
 ) -> Image.Image:
-    """Resize the part `box` of an image, averaging 2 x 2 pixels first where the scale is large.
+    """Resize the part `box` of an image, averaging 2 x 2 pixels first if the scale is large.
 
     Halving first doubles the speed on a radiograph and moves no pixel by more than one level of 255.
     """
@@ -209,32 +210,15 @@ def to_array(image: Image.Image) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
-def _check_size(path: Path, width: int, height: int) -> None:
-    if width * height > MAX_PIXELS:
-        raise DataError(
-            f"{path}: {width} x {height} is above the limit of {MAX_PIXELS:,} pixels; scale the file down"
-        )
-
-
-def _is_deep(image: Image.Image) -> bool:
-    """Return whether grey values go to 65,535: 16-bit modes, and mode I where the format defines that range."""
-    return image.mode in _DEEP or (image.mode == "I" and image.format in _DEEP_FORMATS)
-
-
 def _scaled_to_8_bit(values: NDArray[Any]) -> Image.Image:
     """Scale 16-bit grey `[H, W]` to `L`; Pillow's own conversion would clip all above 255 to white."""
     wide = values.astype(np.uint32)
     return Image.fromarray(((wide * 255 + _DEEP_MAX // 2) // _DEEP_MAX).astype(np.uint8))
 
 
-def _first_bytes(raw: bytes) -> str:
-    head = raw[:16].decode("ascii", errors="replace").strip()
-    return f"{len(raw)} bytes, beginning with {head!r}"
-
-
 @functools.lru_cache(maxsize=2)
-def _read_npz(path: Path, stamp: int) -> dict[str, NDArray[Any]]:
-    """Read all arrays; `stamp` makes the cache see a changed file."""
+def _read_npz(path: Path, time_ns: int) -> dict[str, NDArray[Any]]:
+    """Read all arrays; a changed file has another time, and is read again."""
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)

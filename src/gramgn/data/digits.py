@@ -24,12 +24,12 @@ class Digits(VectorDataset):
 
     All vectors are divided by the norm of the longest, so that 0 <= |x| <= 1. Source: Alpaydin and Kaynak 1998,
     "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository (CC BY 4.0), its test set, as
-    scikit-learn brings it along.
+    scikit-learn contains it.
 
     Args:
-        dim: 64; the data have no other.
-        limit: Use at most this number of images, chosen by hash; all if None.
-        split_seed: Seed of the split rule, 80/10/10 (see `data/README.md`).
+        dim: 64, the only dimension of the data.
+        limit: Use at most this number of images, chosen by hash; all if None (the default).
+        split_seed: Seed of the split rule, 80/10/10 (see `data/README.md`); 0 by default.
         name: Name used in records and figures.
 
     Raises:
@@ -52,7 +52,7 @@ class Digits(VectorDataset):
         return {"limit": self.limit, "split_seed": self.split_seed}
 
     def check(self, image_size: int) -> None:
-        """Raise DataError unless scikit-learn is installed; it is not imported yet."""
+        """Raise DataError unless scikit-learn is installed, without importing it."""
         if importlib.util.find_spec("sklearn") is None:
             raise DataError(
                 f"dataset {self.name}: the images come with scikit-learn, which is not installed. Install the "
@@ -63,7 +63,7 @@ class Digits(VectorDataset):
         """Return vectors, digits, splits and keys.
 
         Raises:
-            DataError: scikit-learn is not installed, or its copy is another one.
+            DataError: scikit-learn is not installed, or holds other images.
         """
         self.check(0)
         from sklearn.datasets import load_digits

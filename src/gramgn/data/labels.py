@@ -1,4 +1,4 @@
-"""RSNA label tables: found by their columns, read from CSV or xlsx, checked row by row."""
+"""RSNA label tables: recognised by their columns, read from CSV or xlsx, checked row by row."""
 
 from __future__ import annotations
 
@@ -28,58 +28,38 @@ MAX_MONTHS = 300.0
 BLANK = "label row without a usable age (blank, not a number, or not within 0 to 300 months)"
 CONFLICT = "id labelled twice with different ages"
 COLUMNS = ["id", "months", "sex", "role", "table"]
+"""Number of the image, age, `"M"`, `"F"` or empty, `"train"`, `"validation"` or `"test"`, path of the label table."""
 _ROLE_WORD = re.compile(r"(?<![a-z])(valid|train|test)")
 _ID = re.compile(r"([0-9]{1,12})(\.0)?(\.png)?")
 
 
 @dataclass
 class LabelTables:
-    """All label tables of a distribution.
+    """All label tables of a distribution."""
 
-    Attributes:
-        labels: A row per set and id, sorted: `id` (number of the image), `months`, `sex` (`"M"`, `"F"` or empty),
-            `role` (`"train"`, `"validation"` or `"test"`) and `table` (its path relative to the root).
-        bad_rows: Rows without a usable age, with the reason.
-        unused: Tables that hold no bone ages.
-        unusable_ids: Ids whose rows all lack a usable age.
-        ids_without_age: Ids that only a table without ages names (Kaggle's test set).
-        num_duplicates: Number of ids with several rows that agree.
-        num_conflicts: Number of ids with several rows that disagree; none of those rows is used.
-        num_blank: Number of rows without a usable age.
-        facts: The tables read, with their number of rows, for the record.
-        notes: Sentences for people.
-    """
-
-    labels: pd.DataFrame
-    bad_rows: list[Unused] = field(default_factory=list)
-    unused: list[Unused] = field(default_factory=list)
-    unusable_ids: set[int] = field(default_factory=set)
-    ids_without_age: set[int] = field(default_factory=set)
-    num_duplicates: int = 0
-    num_conflicts: int = 0
-    num_blank: int = 0
-    facts: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    labels: pd.DataFrame  # a row per set and id with the columns `COLUMNS`, sorted
+    bad_rows: list[Unused] = field(default_factory=list)  # rows without one usable age
+    unused: list[Unused] = field(default_factory=list)  # tables that hold no bone ages
+    unusable_ids: set[int] = field(default_factory=set)  # ids whose rows all lack a usable age
+    ids_without_age: set[int] = field(default_factory=set)  # only in a table without ages (Kaggle's test set)
+    num_duplicates: int = 0  # ids with several rows that agree
+    num_conflicts: int = 0  # ids with several rows that disagree; none of those rows is used
+    num_blank: int = 0  # rows without a usable age
+    facts: list[dict[str, Any]] = field(default_factory=list)  # the tables read, with their number of rows
+    notes: list[str] = field(default_factory=list)  # sentences for people
 
 
 def role_of(names: Sequence[str]) -> str:
-    """Return the official set that folder or file names name, the innermost first; empty where none does."""
+    """Return the official set in the innermost folder or file name that names one, else an empty string."""
     for name in reversed(names):
         word = _ROLE_WORD.search(name.lower())
         if word:
-            return {"valid": "validation"}.get(word[0], word[0])
+            return "validation" if word[0] == "valid" else word[0]
     return ""
 
 
 def read_tables(root: Path) -> LabelTables:
-    """Read every label table below `root`.
-
-    Args:
-        root: Raw folder.
-
-    Raises:
-        DataError: A table cannot be read, or openpyxl is missing for an xlsx table.
-    """
+    """Read every label table below `root`; raise DataError if one cannot be read, or openpyxl is missing for it."""
     import pandas as pd
 
     tables = LabelTables(pd.DataFrame(columns=COLUMNS))
@@ -90,7 +70,7 @@ def read_tables(root: Path) -> LabelTables:
         if path.suffix.lower() != ".xlsx":
             continue
         if have_test and (role_of(Path(name).parts) == "test" or "truth" in path.name.lower()):
-            # Whether openpyxl is installed must not decide what is used.
+            # The samples must not depend on whether openpyxl is installed.
             tables.unused.append(Unused(name, "xlsx table not needed: the test truth was read from CSV"))
         else:
             found.append(_labels(name, _read_xlsx(path), tables))
@@ -102,11 +82,10 @@ def read_tables(root: Path) -> LabelTables:
 def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
     """Turn the cells of one table, its header included, into labels; note the rows that hold none."""
     header = [_normal(cell) for cell in cells.iloc[0]] if len(cells) else []
-    columns = [
+    id_at, age_at, sex_at = (
         next((header.index(column) for column in known if column in header), None)
         for known in (ID_COLUMNS, AGE_COLUMNS, SEX_COLUMNS)
-    ]
-    id_at, age_at, sex_at = columns
+    )
     body = cells[(cells != "").any(axis=1)].iloc[1:] if len(cells) else cells
     body = body.set_axis(range(2, len(body) + 2))
     if id_at is None or age_at is None:
@@ -114,7 +93,11 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
             tables.ids_without_age |= {int(number) for number in body[id_at].map(_id).dropna()}
         tables.unused.append(Unused(name, "table without columns for id and bone age"))
         return tables.labels
-    role = _role_of_table(name, header[id_at], header[age_at])
+    # The official set by file or folder name, else by the columns that only the table of one set has.
+    role = role_of(Path(name).parts)
+    if not role and (header[age_at].startswith("groundtruth") or header[id_at] == "caseid"):
+        role = "test"
+    role = role or ("validation" if header[id_at] == "imageid" else "train")
     rows = body[[id_at]].set_axis(["cell"], axis=1)
     rows["id"], rows["months"] = body[id_at].map(_id), body[age_at].map(_months)
     rows["sex"] = "" if sex_at is None else body[sex_at].str.lower().map(SEXES).fillna("")
@@ -129,20 +112,10 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     tables.facts.append({"table": name, "set": role, "rows": len(body)})
     if role == "test" and len(labels) and (labels["months"] % 1 == 0).all():
         tables.notes.append(
-            f"{name}: all test ages are whole months; the official truth has decimals, and a rounded copy "
-            f"that differs from it by 2.8 months on average circulates"
+            f"{name}: all test ages are whole months, but the official truth has decimals; a rounded copy is in "
+            f"circulation that differs from it by 2.8 months on average"
         )
     return labels[COLUMNS]
-
-
-def _role_of_table(name: str, id_column: str, age_column: str) -> str:
-    """Return the official set: by file or folder name, else by the columns that only one set's table has."""
-    named = role_of(Path(name).parts)
-    if named:
-        return named
-    if age_column.startswith("groundtruth") or id_column == "caseid":
-        return "test"
-    return "validation" if id_column == "imageid" else "train"
 
 
 def _settled(rows: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
@@ -154,7 +127,7 @@ def _settled(rows: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
     tables.bad_rows += [Unused(f"{row.table}: {row.role} id {row.id}", CONFLICT) for row in rows_of(dropped)]
     kept = rows[~conflicting]
     tables.num_duplicates = int((kept.groupby(["role", "id"]).size() > 1).sum())
-    # A row with a sex before one without.
+    # A row that gives the sex comes before one that does not.
     kept = kept.assign(unknown=kept["sex"] == "").sort_values(
         ["role", "id", "unknown", "table"], kind="stable"
     )
@@ -167,7 +140,7 @@ def rows_of(table: pd.DataFrame) -> Iterable[Any]:
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
-    """Return the cells of a table, stripped; short rows are filled up, long ones cut."""
+    """Return the stripped cells of a table; short rows are filled up, long rows are cut."""
     import pandas as pd
 
     try:
@@ -195,7 +168,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _read_xlsx(path: Path) -> pd.DataFrame:
-    """Return the cells of the first sheet, stripped."""
+    """Return the stripped cells of the first sheet."""
     import pandas as pd
 
     try:

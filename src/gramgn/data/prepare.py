@@ -1,7 +1,7 @@
 """Preparing: decode every image once, in parallel, split, and store one array.
 
-The set is written to `<folder>.new`, which is renamed when it is complete: whatever has the set's own name is whole,
-also after kill -9.
+The set is built in a hidden folder, which is renamed when it is complete: a folder with the name of a prepared set is
+whole, also after kill -9.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import platform
 import re
-import shutil
-from collections import defaultdict
 from collections.abc import Generator, Sequence
 from functools import partial
 from itertools import pairwise
-from math import isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -37,70 +35,87 @@ from gramgn.data.prepared import (
     open_prepared,
     table_text,
 )
+from gramgn.data.scan import some
 from gramgn.data.split import split_samples
 from gramgn.data.types import SPLITS, Decoded, Index, Item, Unused
 from gramgn.errors import DataError
-from gramgn.files import flush, replace_folder, write_text, writing
-from gramgn.locks import locked
+from gramgn.files import building, flush, write_text
 from gramgn.progress import say, track
-from gramgn.workers import available_cores, check_main_guard, map_in_processes
+from gramgn.workers import available_cores, map_in_processes
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from gramgn.data.dataset import ImageDataset
 
-BLOCK = 1024  # images copied at a time
 BYTES_PER_WORKER = 16 * 2**20
 BYTES_PER_CHUNK = 4 * 2**20
 MAX_CHUNK = 64
 MAX_NAMED = 10
-NUM_EXAMPLES = 3
 
 Result = Decoded | str
 """A decoded sample, or the message why there is none."""
 
 
 def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
-    """Prepare a set, or find that it is there already.
+    """Prepare a set unless it is there already, and return its folder.
 
     Args:
-        dataset: Its options, and where things are.
+        dataset: The data set with its options.
         image_size: Side of the images that was asked for, in pixels.
         index: The raw data.
-
-    Returns:
-        The prepared folder.
 
     Raises:
         DataError: Two items of one key, a target that is not finite, files that cannot be decoded
             (`on_bad_image="error"`), a full disk, or a folder that cannot be written.
     """
-    check_main_guard()
-    folder, size = dataset.prepared_folder(image_size), dataset.size_for(image_size)
-    items = _checked(dataset.name, index.items)
-    sizes = _file_sizes(dataset.root, items)
-    listing = _listing(items, sizes)
-    needed_bytes = len(items) * dataset.stored_channels * size**2
-    with writing(folder.parent, "dataset.prepared_root", needed_bytes):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        busy = f"another process is preparing {folder.name}; waiting for it"
-        with locked(folder.with_name(f".{folder.name}.lock"), busy, wait=True):
-            if _is_current(dataset, folder, listing, dataset.command(image_size)):
-                return folder
-            new = folder.with_name(folder.name + ".new")
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            try:
-                rows, skipped = _decode(dataset, image_size, items, sizes, new / IMAGES)
-                meta = _finish(dataset, size, index, rows, skipped, new)
-                meta |= {"listing_sha256": listing, "files": {name: file_facts(new / name) for name in FILES}}
-                write_text(new / META, json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
-                replace_folder(new, folder)
-            finally:
-                shutil.rmtree(new, ignore_errors=True)
-            _report(open_prepared(folder, rebuild=dataset.command(image_size)))
+    folder, command = dataset.prepared_folder(image_size), dataset.command(image_size)
+    items = sorted(index.items, key=lambda item: item.key)
+    for item, following in pairwise(items):
+        if item.key == following.key:
+            raise DataError(
+                f"dataset {dataset.name}: {item.path} and {following.path} share the key {item.key!r}; rename one"
+            )
+    for item in items:
+        if not math.isfinite(item.target):
+            raise DataError(
+                f"dataset {dataset.name}: {item.path} has the target {item.target}; must be finite"
+            )
+    sizes = {file: _size_of(dataset.root / file) for file in {file_of(item.path) for item in items}}
+    # The listing decides the content without decoding: keys, labels and file sizes.
+    listing = [
+        [item.key, item.path, sizes[file_of(item.path)], item.target, item.group, item.sex, item.official]
+        for item in items
+    ]
+    listing_sha256 = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    shape = (len(items), dataset.stored_channels, *[dataset.size_for(image_size)] * 2)
+    with building(folder, "dataset.prepared_root", math.prod(shape), "preparing") as new:
+        if _is_current(dataset, folder, listing_sha256, command):
+            return folder
+        new.mkdir()
+        rows, skipped = _decode(dataset, items, sum(sizes.values()), shape, new / IMAGES)
+        if skipped and (dataset.on_bad_image == "error" or not rows):
+            named = "".join(f"\n  {entry.reason}" for entry in skipped[:MAX_NAMED])
+            more = f"\n  ... and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
+            raise DataError(
+                f"dataset {dataset.name}: {len(skipped)} of {len(items)} images cannot be used:{named}{more}\n"
+                f"Download them again, or leave them out with dataset.on_bad_image=skip (recorded in every run). "
+                f"Then run again: {command}"
+            )
+        meta = _finish(dataset, index, rows, skipped, shape, new)
+        meta |= {"listing_sha256": listing_sha256}
+        meta |= {"files": {name: file_facts(new / name) for name in FILES}}
+        write_text(new / META, json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+    _report(open_prepared(folder, rebuild=command))
     return folder
+
+
+def _size_of(path: Path) -> int:
+    """Return a file's size; 0 if it cannot be read: decoding will report the reason."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def decode_all(
@@ -127,7 +142,7 @@ def decode_all(
     length = max(1, min(MAX_CHUNK, even, BYTES_PER_CHUNK * len(items) // max(num_bytes, 1)))
     chunks = [items[start : start + length] for start in range(0, len(items), length)]
     died = "a worker process of prepare died."
-    results = map_in_processes(partial(_decode_chunk, decode), chunks, min(wanted, len(chunks)), died=died)
+    results = map_in_processes(partial(_decode_chunk, decode), chunks, wanted, died=died)
     for chunk, decoded in zip(chunks, results, strict=True):
         yield from zip(chunk, decoded, strict=True)
 
@@ -143,22 +158,8 @@ def _decoded(decode: Decode, item: Item) -> Result:
         return str(error)
 
 
-def _checked(dataset: str, items: list[Item]) -> list[Item]:
-    """Return the items sorted by key; raise DataError for a key used twice or a target that is not finite."""
-    ordered = sorted(items, key=lambda item: item.key)
-    for item, following in pairwise(ordered):
-        if item.key == following.key:
-            raise DataError(
-                f"dataset {dataset}: {item.path} and {following.path} share the key {item.key!r}; rename one"
-            )
-    for item in ordered:
-        if not isfinite(item.target):
-            raise DataError(f"dataset {dataset}: {item.path} has the target {item.target}; must be finite")
-    return ordered
-
-
 def _is_current(dataset: ImageDataset, folder: Path, listing: str, rebuild: str) -> bool:
-    """Return whether a whole set of exactly these raw files is there; report what is found."""
+    """Return whether a whole set of exactly these raw files is there; report the result."""
     if not folder.is_dir():
         return False
     try:
@@ -169,27 +170,26 @@ def _is_current(dataset: ImageDataset, folder: Path, listing: str, rebuild: str)
     if prepared.meta["listing_sha256"] != listing:
         say(f"the raw files in {dataset.root} have changed since {folder} was prepared; rebuilding it")
         return False
-    if prepared.num_skipped and dataset.on_bad_image == "error":
-        say(f"{folder} lacks {prepared.num_skipped} files that could not be decoded; rebuilding it")
+    if prepared.meta["skipped"] and dataset.on_bad_image == "error":
+        say(f"{folder} lacks {len(prepared.meta['skipped'])} files that could not be decoded; rebuilding it")
         return False
     say(f"already prepared: {folder}")
     return True
 
 
 def _decode(
-    dataset: ImageDataset, image_size: int, items: list[Item], sizes: dict[str, int], path: Path
+    dataset: ImageDataset, items: list[Item], num_bytes: int, shape: tuple[int, ...], path: Path
 ) -> tuple[list[dict[str, Any]], list[Unused]]:
     """Write the decoded images to `path`; return the manifest's rows, and the files that cannot be decoded.
 
     The array is written as a stream: on a full disk that raises an error, where a memory map would crash.
     """
-    size = dataset.size_for(image_size)
-    num_bytes = sum(sizes[file] for file in {file_of(item.path) for item in items})
     rows: list[dict[str, Any]] = []
     skipped: list[Unused] = []
+    size = shape[-1]
     decoding = decode_all(dataset.decoder(size), items, num_bytes, dataset.workers)
     with contextlib.closing(decoding) as results, path.open("wb") as stream:
-        _write_header(stream, (len(items), dataset.stored_channels, size, size))
+        _write_header(stream, shape)
         label = f"preparing {dataset.name} at {size}x{size}"
         for item, result in track(results, total=len(items), label=label, unit="images"):
             if isinstance(result, str):
@@ -198,11 +198,7 @@ def _decode(
             stream.write(result.pixels.tobytes())
             rows.append({**vars(item), **vars(result), "pixels": None})
         flush(stream)
-    if skipped and (dataset.on_bad_image == "error" or not rows):
-        raise DataError(_bad_images_message(dataset, image_size, skipped, len(items)))
-    # Messages hold absolute paths, which must not be recorded.
-    below = re.escape(f"{dataset.root}") + r"[\\/]?"
-    return rows, [Unused(entry.path, re.sub(below, "", entry.reason)) for entry in skipped]
+    return rows, skipped
 
 
 def _write_header(stream: IO[bytes], shape: tuple[int, ...]) -> None:
@@ -212,15 +208,18 @@ def _write_header(stream: IO[bytes], shape: tuple[int, ...]) -> None:
 
 def _finish(
     dataset: ImageDataset,
-    size: int,
     index: Index,
     rows: list[dict[str, Any]],
     skipped: list[Unused],
+    shape: tuple[int, ...],
     new: Path,
 ) -> dict[str, Any]:
-    """Split the samples, write the tables, and return what is recorded of the set."""
+    """Split the samples, write the tables, and return the content of `meta.json`."""
     import pandas as pd
 
+    # Messages hold absolute paths, which must not be recorded.
+    below = re.escape(f"{dataset.root}") + r"[\\/]?"
+    skipped = [Unused(entry.path, re.sub(below, "", entry.reason)) for entry in skipped]
     table = pd.DataFrame(rows).astype({name: kind for name, kind in COLUMNS.items() if name != "split"})
     keys, groups, hashes, official = (table[name].tolist() for name in ("key", "group", "sha256", "official"))
     table["split"] = split_samples(keys, groups, hashes, official, dataset.split_seed)
@@ -233,27 +232,39 @@ def _finish(
             f"dataset {dataset.name}: no sample of {dataset.root} is left after removing duplicates"
         )
     if len(manifest) < len(index.items):
-        _keep_images(new / IMAGES, (len(table), dataset.stored_channels, size, size), kept.to_numpy())
+        _keep_images(new / IMAGES, (len(table), *shape[1:]), kept.to_numpy())
     write_text(new / MANIFEST, table_text(manifest))
     left_out = sorted((entry.path, entry.reason) for entry in [*unused, *skipped])
     write_text(new / UNUSED, table_text(pd.DataFrame(left_out, columns=["path", "reason"])))
+    targets = manifest["target"].to_numpy()
+    train = targets[(manifest["split"] == "train").to_numpy()]
+    by_reason: dict[str, list[str]] = {}
+    for entry in unused:
+        by_reason.setdefault(entry.reason, []).append(entry.path)
     return {
         "format": 1,
         "name": dataset.name,
         "kind": dataset.kind,
         "unit": dataset.unit,
-        "image_size": size,
-        "channels": dataset.stored_channels,
+        "image_size": shape[-1],
+        "channels": shape[1],
         "resize": dataset.resize,
         "filter": "bilinear, antialiased",
         "split_seed": dataset.split_seed,
         "settings": dataset.settings(),
         "counts": _counts(manifest),
-        "targets": _target_facts(manifest),
-        "histogram": _histogram(manifest),
-        "upscaled": int((manifest[["width", "height"]].min(axis=1) < size).sum()),
+        "targets": {
+            "train_mean": float(train.mean()) if len(train) else None,
+            "train_sd": float(train.std()) if len(train) else None,
+            "min": float(targets.min()),
+            "max": float(targets.max()),
+        },
+        "upscaled": int((manifest[["width", "height"]].min(axis=1) < shape[-1]).sum()),
         "duplicates": _duplicates(table),
-        "unused": _grouped(unused),
+        "unused": [
+            {"reason": reason, "count": len(paths), "examples": sorted(paths)[:MAX_NAMED]}
+            for reason, paths in sorted(by_reason.items())
+        ],
         "skipped": [vars(entry) for entry in skipped],
         "notes": index.notes,
         "layout": index.facts,
@@ -263,17 +274,13 @@ def _finish(
 
 
 def _keep_images(path: Path, shape: tuple[int, ...], kept: np.ndarray) -> None:
-    """Rewrite the array without the images that are not kept."""
-    with path.open("rb") as stream:
-        np.lib.format.read_magic(stream)
-        np.lib.format.read_array_header_1_0(stream)
-        decoded = np.memmap(path, np.uint8, "r", stream.tell(), shape)
-    order = np.flatnonzero(kept)
+    """Rewrite the array of `shape` without the images that are not kept."""
+    decoded = np.memmap(path, np.uint8, "r", path.stat().st_size - math.prod(shape), shape)
     shorter = path.with_name(f"{path.name}.kept")
     with shorter.open("wb") as stream:
-        _write_header(stream, (len(order), *shape[1:]))
-        for start in range(0, len(order), BLOCK):
-            stream.write(decoded[order[start : start + BLOCK]].tobytes())
+        _write_header(stream, (int(kept.sum()), *shape[1:]))
+        for row in np.flatnonzero(kept):
+            stream.write(decoded[row].tobytes())
         flush(stream)
     del decoded  # Windows does not replace a mapped file.
     shorter.replace(path)
@@ -286,28 +293,6 @@ def _counts(manifest: pd.DataFrame) -> dict[str, Any]:
         return counts
     by_sex = (manifest["split"] + " " + manifest["sex"].replace("", "unknown")).value_counts().sort_index()
     return {**counts, "by_sex": {str(name): int(number) for name, number in by_sex.items()}}
-
-
-def _target_facts(manifest: pd.DataFrame) -> dict[str, Any]:
-    """Return mean and standard deviation of the train split, and the range of all."""
-    targets = manifest["target"].to_numpy()
-    train = targets[(manifest["split"] == "train").to_numpy()]
-    return {
-        "train_mean": float(train.mean()) if len(train) else None,
-        "train_sd": float(train.std()) if len(train) else None,
-        "min": float(targets.min()),
-        "max": float(targets.max()),
-    }
-
-
-def _histogram(manifest: pd.DataFrame) -> dict[str, dict[str, int]]:
-    """Count samples by target in whole units, by split and sex: it shows a split that lacks ages."""
-    names = (manifest["split"] + " " + manifest["sex"]).str.rstrip()
-    targets = manifest["target"].round().astype(int)
-    histogram = {}
-    for target, inner in names.groupby(targets):
-        histogram[str(target)] = {str(name): int(n) for name, n in inner.value_counts().sort_index().items()}
-    return histogram
 
 
 def _duplicates(table: pd.DataFrame) -> dict[str, Any]:
@@ -323,16 +308,6 @@ def _duplicates(table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _grouped(unused: Sequence[Unused]) -> list[dict[str, Any]]:
-    by_reason: dict[str, list[str]] = defaultdict(list)
-    for entry in unused:
-        by_reason[entry.reason].append(entry.path)
-    return [
-        {"reason": reason, "count": len(paths), "examples": sorted(paths)[:MAX_NAMED]}
-        for reason, paths in sorted(by_reason.items())
-    ]
-
-
 def _report(prepared: PreparedSet) -> None:
     """Report what was prepared, what was left out and why, and what looks odd."""
     meta, counts = prepared.meta, prepared.meta["counts"]
@@ -341,9 +316,7 @@ def _report(prepared: PreparedSet) -> None:
     for note in meta["notes"]:
         say(f"  {note}")
     for entry in meta["unused"]:
-        examples = ", ".join(entry["examples"][:NUM_EXAMPLES])
-        more = ", ..." if entry["count"] > NUM_EXAMPLES else ""
-        say(f"  not used: {entry['count']} x {entry['reason']} ({examples}{more})")
+        say(f"  not used: {entry['count']} x {entry['reason']} ({some(entry['examples'], 3)})")
     if meta["skipped"]:
         say(f"  skipped: {len(meta['skipped'])} files that cannot be decoded, named in unused.csv there")
     equal = meta["duplicates"]
@@ -357,33 +330,3 @@ def _report(prepared: PreparedSet) -> None:
     for split in SPLITS:
         if not counts[split]:
             say(f"  the {split} split is empty: too few images for the split rule")
-
-
-def _bad_images_message(dataset: ImageDataset, image_size: int, skipped: list[Unused], num_items: int) -> str:
-    named = "".join(f"\n  {entry.reason}" for entry in skipped[:MAX_NAMED])
-    more = f"\n  ... and {len(skipped) - MAX_NAMED} more" if len(skipped) > MAX_NAMED else ""
-    return (
-        f"dataset {dataset.name}: {len(skipped)} of {num_items} images cannot be used:{named}{more}\n"
-        f"Download them again, or leave them out with dataset.on_bad_image=skip (recorded in every run). "
-        f"Then run again: {dataset.command(image_size)}"
-    )
-
-
-def _file_sizes(root: Path, items: list[Item]) -> dict[str, int]:
-    """Return the size of every file that holds items; 0 if it cannot be read, and decoding will name the reason."""
-    sizes: dict[str, int] = {}
-    for file in {file_of(item.path) for item in items}:
-        try:
-            sizes[file] = (root / file).stat().st_size
-        except OSError:
-            sizes[file] = 0
-    return sizes
-
-
-def _listing(items: list[Item], sizes: dict[str, int]) -> str:
-    """Hash what decides the content without decoding: keys, labels and file sizes."""
-    rows = [
-        [item.key, item.path, sizes[file_of(item.path)], item.target, item.group, item.sex, item.official]
-        for item in items
-    ]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()

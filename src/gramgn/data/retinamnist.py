@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gramgn.data.dataset import ImageDataset
 from gramgn.data.decode import array_path, image_arrays, read_npz
-from gramgn.data.types import SPLITS, DatasetOptions, Index, Item
+from gramgn.data.types import SPLITS, Index, Item
 from gramgn.errors import DataError
 
 FILE = "retinamnist.npz"
@@ -22,8 +22,8 @@ NATIVE_SIZE = 28
 class RetinaMNIST(ImageDataset):
     """RetinaMNIST: 1,080 / 120 / 400 fundus images in the published splits; the target is the grade.
 
-    It is always prepared at its native 28 x 28, whatever image size is asked for: enlarging would add
-    nothing.
+    It is always prepared at its native 28 x 28, whatever image size is asked for: larger images would hold no more
+    information.
 
     Args:
         root: Folder with `retinamnist.npz`, or that file.
@@ -38,13 +38,12 @@ class RetinaMNIST(ImageDataset):
     layout: ClassVar[str] = f"{FILE} (train_images, train_labels, val_..., test_...)"
     source: ClassVar[str] = "https://medmnist.com (CC BY 4.0), file retinamnist.npz of MedMNIST v2"
 
-    def __init__(self, root: str | Path = "data/raw/retinamnist", **options: Unpack[DatasetOptions]) -> None:
+    def __init__(self, root: str | Path = "data/raw/retinamnist", **options: Any) -> None:
         options.setdefault("name", "retinamnist")
         super().__init__(root, **options)
+        self._file = FILE
         if self.root.suffix == ".npz":
             self.root, self._file = self.root.parent, self.root.name
-        else:
-            self._file = FILE
 
     def settings(self) -> dict[str, Any]:
         """Return the file's name."""

@@ -1,12 +1,11 @@
-"""Rotation: any images, each turned by a known angle that is to be predicted; no labels are needed."""
+"""Rotation: any images, each turned by a known angle, which is the target; no labels are needed."""
 
 from __future__ import annotations
 
-import hashlib
 import unicodedata
-from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,8 @@ from PIL import Image
 from gramgn.data.dataset import ImageDataset
 from gramgn.data.decode import IMAGE_SUFFIXES, Decoder, array_path, image_arrays, to_array, to_square
 from gramgn.data.scan import walk
-from gramgn.data.types import DatasetOptions, Index, Item, Unused
+from gramgn.data.split import hash_share
+from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_number, checked_whole
 
 MAX_LOOKED_AT = 20_000
@@ -33,8 +33,8 @@ class Rotation(ImageDataset):
     Args:
         root: Folder of images (searched at any depth), an `.npz` file with arrays `*images`, or a folder
             with one such file.
-        max_angle: Largest angle in degrees, above 0 and at most 180.
-        angle_seed: Seed of the angles.
+        max_angle: Largest angle in degrees, from 0.1 to 180; 45 by default.
+        angle_seed: Seed of the angles; 0 by default.
         options: See `ImageDataset`.
 
     Raises:
@@ -53,7 +53,7 @@ class Rotation(ImageDataset):
         *,
         max_angle: float = 45.0,
         angle_seed: int = 0,
-        **options: Unpack[DatasetOptions],
+        **options: Any,
     ) -> None:
         options.setdefault("name", "rotation")
         super().__init__(root, **options)
@@ -71,18 +71,22 @@ class Rotation(ImageDataset):
     def stored_channels(self) -> int:
         """1 for grey arrays; a folder may hold colour, so its images are stored as the network sees them."""
         file = self._npz()
-        if file and (self.root / file).is_file():
-            grey = all(array.shape[3:] in ((), (1,)) for array in image_arrays(self.root / file).values())
-            return 1 if grey else self.channels
-        return self.channels
+        if not file or not (self.root / file).is_file():
+            return self.channels
+        grey = all(array.shape[3:] in ((), (1,)) for array in image_arrays(self.root / file).values())
+        return 1 if grey else self.channels
 
     def has_raw(self) -> bool:
         """Return whether an image or the npz file is there."""
         file = self._npz()
-        return (self.root / file).is_file() if file else any(True for _ in self._images(MAX_LOOKED_AT))
+        if file:
+            return (self.root / file).is_file()
+        return any(
+            _is_image(path) and not ignored for _, path, ignored in islice(walk(self.root), MAX_LOOKED_AT)
+        )
 
     def decoder(self, size: int) -> RotationDecoder:
-        """Return what turns an image by its target."""
+        """Return a decoder that turns an image by its target."""
         return RotationDecoder(self.root, size, self.stored_channels, self.resize)
 
     def index(self) -> Index:
@@ -93,33 +97,25 @@ class Rotation(ImageDataset):
         """
         file = self._npz()
         if file:
-            found = image_arrays(self.root / file)
-            paths = {
-                f"{name}-{i:06d}": array_path(file, name, i)
-                for name, array in found.items()
-                for i in range(len(array))
-            }
-            return Index([Item(key, path, self._angle(key)) for key, path in paths.items()])
-        unused: list[Unused] = []
-        items = [
-            Item(key, path, self._angle(key))
-            for path in self._images(None, unused)
-            for key in [unicodedata.normalize("NFC", path)]
-        ]
-        return Index(items, unused)
-
-    def _images(self, max_looked_at: int | None, unused: list[Unused] | None = None) -> Iterator[str]:
-        for number, (relative, path, ignored) in enumerate(walk(self.root)):
-            if max_looked_at is not None and number >= max_looked_at:
-                return
-            if not ignored and path.suffix.lower() in IMAGE_SUFFIXES:
-                yield relative
-            elif unused is not None:
-                reason = "system or hidden file" if ignored else "not an image by its name"
-                unused.append(Unused(relative, reason))
+            return Index(
+                [
+                    self._item(f"{name}-{i:06d}", array_path(file, name, i))
+                    for name, array in image_arrays(self.root / file).items()
+                    for i in range(len(array))
+                ]
+            )
+        found = Index([])
+        for relative, path, ignored in walk(self.root):
+            if ignored:
+                found.unused.append(Unused(relative, "system or hidden file"))
+            elif not _is_image(path):
+                found.unused.append(Unused(relative, "not an image by its name"))
+            else:
+                found.items.append(self._item(unicodedata.normalize("NFC", relative), relative))
+        return found
 
     def _npz(self) -> str:
-        """Return the npz file's name: the one given, or the only one in a folder without images next to it."""
+        """Return the npz file's name: the given one, or the only one in a folder without images."""
         if self._file or not self.root.is_dir():
             return self._file
         names = [path.name for path in sorted(self.root.iterdir()) if path.is_file()]
@@ -132,10 +128,9 @@ class Rotation(ImageDataset):
             )
         return files[0]
 
-    def _angle(self, key: str) -> float:
-        digest = hashlib.sha256(f"angle:{self.angle_seed}:{key}".encode()).digest()
-        share = int.from_bytes(digest[:8], "big") / 2**64
-        return round((2.0 * share - 1.0) * self.max_angle, 6)
+    def _item(self, key: str, path: str) -> Item:
+        share = hash_share(f"angle:{self.angle_seed}:{key}")
+        return Item(key, path, round((2.0 * share - 1.0) * self.max_angle, 6))
 
 
 class RotationDecoder(Decoder):
@@ -143,14 +138,14 @@ class RotationDecoder(Decoder):
 
     def square(self, image: Image.Image, item: Item) -> tuple[NDArray[np.uint8], str]:
         """Make the image square, turn it, scale it down, mask it."""
-        # Turned at a higher resolution: turning at the final one would blur more the larger the angle.
+        # Turning at the final resolution would blur the image more, the larger the angle.
         side = max(self.size, min(min(image.size), WORK_SCALE * self.size))
         turned = to_square(image, side, self.resize).rotate(item.target, Image.Resampling.BILINEAR)
         pixels = to_array(to_square(turned, self.size, "stretch"))
-        return pixels * disk(self.size), f"turned by {item.target:g} degrees, masked to the disk"
+        offset = np.arange(self.size) - (self.size - 1) / 2
+        disk = np.hypot(offset[:, None], offset[None, :]) <= self.size / 2 - RIM
+        return pixels * disk.astype(np.uint8), f"turned by {item.target:g} degrees, masked to the disk"
 
 
-def disk(size: int) -> NDArray[np.uint8]:
-    """Return the mask `[size, size]` of uint8: 1 inside the inscribed disk less its rim, else 0."""
-    offset = np.arange(size) - (size - 1) / 2
-    return (np.hypot(offset[:, None], offset[None, :]) <= size / 2 - RIM).astype(np.uint8)
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMAGE_SUFFIXES

@@ -5,12 +5,12 @@ from __future__ import annotations
 import filecmp
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gramgn.data.dataset import ImageDataset
 from gramgn.data.labels import LabelTables, read_tables, role_of, rows_of
-from gramgn.data.scan import walk
-from gramgn.data.types import DatasetOptions, Index, Item, Unused
+from gramgn.data.scan import some, walk
+from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_number
 
 if TYPE_CHECKING:
@@ -23,17 +23,11 @@ MAX_LOOKED_AT = 100_000
 
 
 class _Join(NamedTuple):
-    """Labels with their images, and what found no partner.
+    """Labels with their images, and labels and images without a partner."""
 
-    Attributes:
-        pairs: Columns of the labels, and the image's `path`.
-        missing: Labels without an image.
-        extra: Images without a label: `path`, `id` and `role`, sorted by path.
-    """
-
-    pairs: pd.DataFrame
-    missing: pd.DataFrame
-    extra: pd.DataFrame
+    pairs: pd.DataFrame  # columns of the labels, and the image's `path`
+    missing: pd.DataFrame  # labels without an image
+    extra: pd.DataFrame  # images without a label: `path`, `id` and `role`, sorted by path
 
 
 class RSNA(ImageDataset):
@@ -44,12 +38,12 @@ class RSNA(ImageDataset):
 
     Args:
         root: Folder that holds the label tables and images, at any depth.
-        test_from: Which images are the test split. `"validation"`: the official validation set, training
-            images are split 90/10; `"test"`: the official test set, the official validation set (where
-            present) is `val`; `"split"`: training images are split 80/10/10; `"auto"`: `"validation"`
-            where present, else `"split"`.
+        test_from: Source of the test split. `"validation"`: the official validation set, and training images are
+            split 90/10; `"test"`: the official test set, and the official validation set (if present) is `val`;
+            `"split"`: training images are split 80/10/10; `"auto"` (the default): `"validation"` if present, else
+            `"split"`.
         max_unmatched: Largest share of label rows without an image, or without a usable age, that is
-            tolerated.
+            tolerated; 0.01 by default.
         options: See `ImageDataset`.
 
     Raises:
@@ -74,7 +68,7 @@ class RSNA(ImageDataset):
         *,
         test_from: str = "auto",
         max_unmatched: float = 0.01,
-        **options: Unpack[DatasetOptions],
+        **options: Any,
     ) -> None:
         options.setdefault("name", "rsna")
         super().__init__(root, **options)
@@ -106,11 +100,17 @@ class RSNA(ImageDataset):
         tables = read_tables(self.root)
         unused += tables.unused
         if tables.labels.empty:
-            raise DataError(self.missing_message() + self._tables_found(tables))
+            seen = some([entry.path for entry in tables.unused], EXAMPLES)
+            found = f"\n  tables found, none of them with usable columns: {seen}" if seen else ""
+            raise DataError(self.missing_message() + found)
         images, copies = _without_copies(self.root, images)
         join = _join(tables.labels, images)
         self._check_join(join, tables)
-        unused += copies + self._unmatched(join, tables)
+        unused += copies + tables.bad_rows
+        unused += [
+            Unused(f"{row.table}: id {row.id}", "label without an image") for row in rows_of(join.missing)
+        ]
+        unused += [Unused(row.path, _extra_reason(row, tables)) for row in rows_of(join.extra)]
         official = self._official_splits(set(join.pairs["role"]))
         items = []
         for row in rows_of(join.pairs):
@@ -120,11 +120,13 @@ class RSNA(ImageDataset):
             else:
                 reason = f"official {row.role} set, not used with test_from={self.test_from}"
                 unused.append(Unused(row.path, reason))
-        facts = {"tables": tables.facts, "counts": self._counts(join, tables)}
-        return Index(items, unused, self._notes(join, tables), facts)
+        counts = self._counts(join, tables)
+        joined = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+        notes = [f"labels and images joined: {joined}", *tables.notes]
+        return Index(items, unused, notes, {"tables": tables.facts, "counts": counts})
 
     def _images(self) -> tuple[pd.DataFrame, list[Unused]]:
-        """Return the radiographs, with the official set that their folder names, and all other files."""
+        """Return the radiographs, with the official set named by their folder, and all other files."""
         import pandas as pd
 
         images, unused = [], []
@@ -139,23 +141,27 @@ class RSNA(ImageDataset):
         return pd.DataFrame(images, columns=["path", "id", "role"]).sort_values("path"), unused
 
     def _check_join(self, join: _Join, tables: LabelTables) -> None:
-        """Raise DataError where too many labels have no image, or too many rows no usable age."""
+        """Raise DataError if too many labels have no image, or too many rows no usable age."""
         num_rows = len(tables.labels) + len(tables.bad_rows)
         bad = len(join.missing) + len(tables.bad_rows)
         if len(join.pairs) and bad <= self.max_unmatched * num_rows:
             return
         counts = ", ".join(f"{number} {what}" for what, number in self._counts(join, tables).items())
+
+        def examples(names: list[str]) -> str:
+            return some(names, EXAMPLES) or "none"
+
         raise DataError(
             f"dataset {self.name}: label tables and images in {self.root} do not match: {counts}\n"
-            f"  labels without an image, e.g.: {_examples([f'{number}.png' for number in join.missing['id']])}\n"
-            f"  label rows without one usable age, e.g.: {_examples([row.path for row in tables.bad_rows])}\n"
-            f"  images without a label, e.g.: {_examples(join.extra['path'].tolist())}\n"
+            f"  labels without an image, e.g.: {examples([f'{number}.png' for number in join.missing['id']])}\n"
+            f"  label rows without one usable age, e.g.: {examples([row.path for row in tables.bad_rows])}\n"
+            f"  images without a label, e.g.: {examples(join.extra['path'].tolist())}\n"
             f"  {bad} of {num_rows} rows cannot be used; allowed is a share of dataset.max_unmatched="
             f"{self.max_unmatched}. Complete the download, or allow more"
         )
 
     def _official_splits(self, present: set[str]) -> dict[str, str]:
-        """Return for each official set in use its binding split, empty where the rule decides."""
+        """Return the binding split of each official set in use, or an empty string if the split rule decides."""
         wanted = self.test_from
         if wanted == "auto":
             wanted = "validation" if "validation" in present else "split"
@@ -173,14 +179,6 @@ class RSNA(ImageDataset):
             return {"train": "train", "validation": "val", "test": "test"}
         return {"train": "", "test": "test"}
 
-    def _unmatched(self, join: _Join, tables: LabelTables) -> list[Unused]:
-        missing = [f"{row.table}: id {row.id}" for row in rows_of(join.missing)]
-        return [
-            *(Unused(path, "label without an image") for path in missing),
-            *tables.bad_rows,
-            *(Unused(row.path, _extra_reason(row, tables)) for row in rows_of(join.extra)),
-        ]
-
     @staticmethod
     def _counts(join: _Join, tables: LabelTables) -> dict[str, int]:
         return {
@@ -192,15 +190,6 @@ class RSNA(ImageDataset):
             "rows without a usable age": tables.num_blank,
         }
 
-    def _notes(self, join: _Join, tables: LabelTables) -> list[str]:
-        counts = [f"{number} {what}" for what, number in self._counts(join, tables).items() if number]
-        return ["labels and images joined: " + ", ".join(counts), *tables.notes]
-
-    @staticmethod
-    def _tables_found(tables: LabelTables) -> str:
-        seen = [entry.path for entry in tables.unused]
-        return f"\n  tables found, none of them with usable columns: {_examples(seen)}" if seen else ""
-
 
 def _image_id(name: str) -> int | None:
     """Return the id in a file's name `<id>.png`, leading zeros allowed; None for any other name."""
@@ -210,7 +199,7 @@ def _image_id(name: str) -> int | None:
 
 
 def _without_copies(root: Path, images: pd.DataFrame) -> tuple[pd.DataFrame, list[Unused]]:
-    """Keep one of the files that unpacking twice has left; raise DataError where their bytes differ."""
+    """Keep one of the copies that unpacking twice leaves; raise DataError if their bytes differ."""
     is_copy = images.duplicated(["role", "id"])
     first = images[~is_copy].set_index(["role", "id"])["path"]
     copies = []
@@ -245,7 +234,3 @@ def _extra_reason(image: Any, tables: LabelTables) -> str:
     if image.id in tables.unusable_ids:
         return "image whose label cannot be used"
     return "image without a label"
-
-
-def _examples(names: list[str]) -> str:
-    return ", ".join(names[:EXAMPLES]) + (", ..." if len(names) > EXAMPLES else "") if names else "none"

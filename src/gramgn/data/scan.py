@@ -1,4 +1,4 @@
-"""Listing raw folders: what is ignored, what is there, and whether this project drew it."""
+"""Listing raw folders: which files are ignored, which are there, and whether this project drew them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from pathlib import Path
 from gramgn.errors import DataError
 
 SYNTHETIC_MARKER = "synthetic.json"
-MARKER_LEVELS_UP = 3
-MARKER_LEVELS_DOWN = 2
-MAX_DEPTH = 8
 IGNORED_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
@@ -21,7 +18,7 @@ def is_ignored(name: str) -> bool:
 
 
 def entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return a folder's entries sorted by name; empty where there is no such folder.
+    """Return a folder's entries sorted by name; empty if there is no such folder.
 
     Raises:
         DataError: The folder cannot be listed, or a name in it is not text: on Linux it may be any bytes.
@@ -31,14 +28,13 @@ def entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as scanned:
             found = sorted(scanned, key=lambda entry: entry.name)
+        for entry in found:
+            entry.name.encode()
     except OSError as error:
         raise DataError(f"{folder}: cannot be listed ({error.strerror})") from error
-    for entry in found:
-        try:
-            entry.name.encode()
-        except UnicodeEncodeError as error:
-            name = entry.name.encode("utf-8", "backslashreplace").decode()
-            raise DataError(f"{folder}: the name {name} is not valid Unicode; rename or remove it") from error
+    except UnicodeEncodeError as error:
+        name = ascii(error.object)
+        raise DataError(f"{folder}: the name {name} is not valid Unicode; rename or remove it") from error
     return found
 
 
@@ -47,47 +43,38 @@ def folders(folder: Path) -> list[Path]:
     return [Path(entry.path) for entry in entries(folder) if entry.is_dir() and not is_ignored(entry.name)]
 
 
-def walk(root: Path, max_depth: int = MAX_DEPTH) -> Iterator[tuple[str, Path, bool]]:
+def walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
     """Walk all files below `root`, links to folders included, each real folder once.
 
     Args:
-        root: Where to begin.
-        max_depth: Folders deeper than this are not entered.
+        root: Folder to start from.
 
     Yields:
-        Relative path with `/`, the path, and whether the file, or a folder on the way to it, is to be
-        ignored. An ignored folder is yielded once, as itself.
+        Relative path with `/`, the path, and whether it is to be ignored. An ignored folder is yielded as one path.
     """
     seen: set[tuple[int, int]] = set()
 
-    def inside(folder: Path, prefix: str, depth: int) -> Iterator[tuple[str, Path, bool]]:
+    def inside(folder: Path, prefix: str) -> Iterator[tuple[str, Path, bool]]:
         status = folder.stat()
-        if depth > max_depth or (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in seen:
             return
         seen.add((status.st_dev, status.st_ino))
         for entry in entries(folder):
             ignored = is_ignored(entry.name)
             if entry.is_dir() and not ignored:
-                yield from inside(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)
+                yield from inside(Path(entry.path), f"{prefix}{entry.name}/")
             else:
                 yield f"{prefix}{entry.name}", Path(entry.path), ignored
 
     if root.is_dir():
-        yield from inside(root, "", 0)
+        yield from inside(root, "")
 
 
-def find_marker(root: Path) -> Path | None:
-    """Return the marker file that drawing leaves in a raw folder: at, above or below `root`."""
-    for folder in [root, *root.parents[:MARKER_LEVELS_UP]]:
-        if (folder / SYNTHETIC_MARKER).is_file():
-            return folder / SYNTHETIC_MARKER
-    level = [root]
-    for _ in range(MARKER_LEVELS_DOWN):
-        level = [inner for folder in level for inner in folders(folder)]
-        for folder in level:
-            if (folder / SYNTHETIC_MARKER).is_file():
-                return folder / SYNTHETIC_MARKER
-    return None
+def is_synthetic(root: Path) -> bool:
+    """Return whether the marker that drawing leaves is at `root`, up to 3 levels above or 2 levels below it."""
+    below = folders(root)
+    deeper = [inner for folder in below for inner in folders(folder)]
+    return any((folder / SYNTHETIC_MARKER).is_file() for folder in (root, *root.parents[:3], *below, *deeper))
 
 
 def describe_folder(folder: Path) -> str:
@@ -97,14 +84,14 @@ def describe_folder(folder: Path) -> str:
     if not folder.is_dir():
         return f"a file of {folder.stat().st_size} bytes, not a folder"
     found = entries(folder)
-    if not found:
-        return "nothing: the folder is empty"
-    inner = [entry.name + "/" for entry in found if entry.is_dir()]
-    files = [entry.name for entry in found if not entry.is_dir()]
-    parts = [f"{_some(inner)} ({len(inner)} folders)"] if inner else []
-    parts += [f"{_some(files)} ({len(files)} files)"] if files else []
-    return " and ".join(parts)
+    names = {
+        "folders": [f"{entry.name}/" for entry in found if entry.is_dir()],
+        "files": [entry.name for entry in found if not entry.is_dir()],
+    }
+    parts = [f"{some(each)} ({len(each)} {what})" for what, each in names.items() if each]
+    return " and ".join(parts) or "nothing: the folder is empty"
 
 
-def _some(names: list[str], num: int = 4) -> str:
+def some(names: list[str], num: int = 4) -> str:
+    """Return the first names of a list, for messages."""
     return ", ".join(names[:num]) + (", ..." if len(names) > num else "")

@@ -16,16 +16,17 @@ TARGETS = ("wave", "random")
 
 
 class Sphere(VectorDataset):
-    """Points x drawn uniformly from the unit sphere of dimension d, targets y in [-1, 1].
+    """Points x drawn uniformly from the unit sphere in d dimensions, targets y in [-1, 1].
 
     Args:
-        dim: d >= 2.
-        num_points: n, the points trained on. The same seed gives the same first points whatever n is.
-        num_val: Points for validation, drawn apart from those.
-        num_test: Points for testing, drawn apart from those.
-        targets: `"wave"`: y = sin(2 sqrt(d) <v, x>) with a unit vector v drawn from the seed, which a network can
-            learn. `"random"`: y uniform on [-1, 1] whatever x is, which it can only memorise.
-        seed: Of points and targets; the run's own seed is that of the weights.
+        dim: d >= 2; 20 by default.
+        num_points: n, the number of training points, 100 by default. The same seed gives the same first points for any
+            n.
+        num_val: Number of validation points, drawn independently; 50 by default.
+        num_test: Number of test points, drawn independently; 50 by default.
+        targets: `"wave"` (the default): y = sin(2 sqrt(d) <v, x>) with a unit vector v drawn from the seed, which a
+            network can learn. `"random"`: y uniform on [-1, 1] for any x, which it can only memorise.
+        seed: Seed of points and targets, 0 by default; the run's own seed decides the weights.
         name: Name used in records and figures.
 
     Raises:
@@ -56,14 +57,8 @@ class Sphere(VectorDataset):
 
     def settings(self) -> dict[str, Any]:
         """Return all options but the name."""
-        return {
-            "dim": self.dim,
-            "num_points": self.num_points,
-            "num_val": self.num_val,
-            "num_test": self.num_test,
-            "targets": self.targets,
-            "seed": self.seed,
-        }
+        names = ("dim", "num_points", "num_val", "num_test", "targets", "seed")
+        return {name: getattr(self, name) for name in names}
 
     def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_], NDArray[np.str_]]:
         """Return points, targets, splits and keys."""
@@ -79,11 +74,11 @@ class Sphere(VectorDataset):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return points [size, d] and targets [size] of a split, from the split's own random numbers."""
         rng = np.random.default_rng([self.seed, stream])
-        # A row at a time, so that more points begin with the same ones.
+        # Drawn row by row, so that a larger set begins with the smaller one.
         drawn = rng.standard_normal((size, self.dim + 1))
         x = _unit_rows(drawn[:, :-1])
         if self.targets == "wave":
-            # Not x @ v: a matrix product may round a row by how many there are.
+            # Not x @ v: the rounding of a row in a matrix product may depend on the number of rows.
             return x, np.sin(2 * math.sqrt(self.dim) * (x * v).sum(axis=1))
         # The distribution function of the normal maps a draw to a uniform one.
         return x, np.array([math.erf(value / math.sqrt(2)) for value in drawn[:, -1]])

@@ -1,4 +1,4 @@
-"""The split rule: persons and equal files stay together, and nothing but keys and a seed decides."""
+"""The split rule: photos of a person and equal files stay together; only keys and a seed decide."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ VAL_SHARE = 0.1
 PRIORITY = ("test", "val", "train")
 
 
-def components(keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str]) -> list[int]:
-    """Join samples of one group or with equal bytes.
+def hash_share(text: str) -> float:
+    """Return the first 64 bits of a text's sha256 as a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
-    Args:
-        keys: `[N]` stable keys, sorted.
-        groups: `[N]` group (person) of each sample, empty for none.
-        hashes: `[N]` hash of each sample's bytes.
 
-    Returns:
-        `[N]` the position of the component's first sample, which has its smallest key.
+def _components(keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str]) -> list[int]:
+    """Join samples of one group or with equal bytes; return `[N]` the first sample of each sample's component.
+
+    The first sample of a component has its smallest key, as the keys are sorted.
     """
     parent = list(range(len(keys)))
 
@@ -38,26 +37,17 @@ def components(keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str]
     return [find(position) for position in range(len(keys))]
 
 
-def assign(key: str, seed: int, *, val_share: float, test_share: float) -> str:
-    """Return the split of the component whose smallest key is `key`.
-
-    The first 64 bits of sha256 of `"<seed>:<key>"` are read as a number in [0, 1).
-    """
-    digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
-    share = int.from_bytes(digest[:8], "big") / 2**64
-    if share < 1.0 - val_share - test_share:
-        return "train"
-    return "val" if share < 1.0 - test_share else "test"
-
-
 def split_samples(
     keys: Sequence[str], groups: Sequence[str], hashes: Sequence[str], official: Sequence[str], seed: int
 ) -> list[str]:
     """Assign every sample to a split.
 
-    Published splits are binding. Where one of them is the test split, the rest is split 90/10 into train and
-    val, else 80/10/10. A sample that shares a person or its bytes with a binding one of another split is in
-    none, so that published sets stay as they are; test goes before val, val before train.
+    Published splits are binding. If one of them is the test split, the rest is split 90/10 into train and
+    val, otherwise 80/10/10. A sample that shares a person or its bytes with a binding sample of another split is in
+    none, so that published sets stay as they are; test has priority over val, val over train.
+
+    A component goes to the split of the share of `[0, 1)` that the first 64 bits of sha256 of `"<seed>:<key>"` fall
+    in, where `key` is its smallest key.
 
     Args:
         keys: `[N]` stable keys, sorted.
@@ -69,7 +59,7 @@ def split_samples(
     Returns:
         `[N]` `"train"`, `"val"`, `"test"`, or `""` for a sample that would leak.
     """
-    component = components(keys, groups, hashes)
+    component = _components(keys, groups, hashes)
     bound: dict[int, str] = {}
     for root, published in zip(component, official, strict=True):
         if published:
@@ -80,6 +70,8 @@ def split_samples(
     for root, published in zip(component, official, strict=True):
         if root in bound:
             splits.append(published if published == bound[root] else "")
-        else:
-            splits.append(assign(keys[root], seed, val_share=val_share, test_share=test_share))
+            continue
+        share = hash_share(f"{seed}:{keys[root]}")
+        is_train = share < 1.0 - val_share - test_share
+        splits.append("train" if is_train else "val" if share < 1.0 - test_share else "test")
     return splits

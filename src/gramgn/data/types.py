@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,11 @@ SPLITS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class RegressionData:
-    """A prepared data set: `N` samples in memory or memory-mapped, with one real target each.
+    """A prepared data set: `N` samples in memory or memory-mapped, with one real target per sample.
 
     Attributes:
         name: Name of the data set, e.g. `"rsna"`.
-        kind: `"real"` or `"synthetic"`; synthetic figures may never pass as those of a real data set.
+        kind: `"real"` or `"synthetic"`; results on synthetic data are always marked as such.
         unit: Unit of the targets: `"years"`, `"months"`, `"degrees"`, `"grade"`, `"digit"`,
             or `"1"` for a plain number.
         images: uint8 `[N, C, H, W]` as stored (`C` is 1 for grey), a read-only memory map,
@@ -66,7 +66,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Unused:
-    """A file or label row that takes no part, and why.
+    """A file or label row that is not used, and why.
 
     Attributes:
         path: The file relative to the root, or the label table and row.
@@ -79,12 +79,12 @@ class Unused:
 
 @dataclass(frozen=True)
 class Index:
-    """What a raw folder holds.
+    """The content of a raw folder.
 
     Attributes:
         items: The samples, sorted by key.
         unused: Everything else that was found.
-        notes: Sentences for people, shown by prepare and recorded.
+        notes: Sentences for people, reported by prepare and recorded.
         facts: Plain JSON values recorded with the prepared set, e.g. which label tables were read.
     """
 
@@ -113,16 +113,3 @@ class Decoded:
     height: int
     mode: str
     note: str = ""
-
-
-class DatasetOptions(TypedDict, total=False):
-    """Options common to all data sets; `gramgn.data.ImageDataset` documents them."""
-
-    name: str
-    prepared_root: Any
-    channels: int
-    resize: str
-    split_seed: int
-    on_bad_image: str
-    limit: int | None
-    workers: int | None

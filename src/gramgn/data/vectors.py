@@ -1,4 +1,4 @@
-"""The base of data sets of vectors: made in memory at every start, with nothing on disk to prepare."""
+"""The base of data sets of vectors: created in memory at every start, with nothing on disk to prepare."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.data.types import RegressionData
+from gramgn.data.types import SPLITS, RegressionData
 from gramgn.errors import ConfigError
 
 FORMAT = 1
@@ -20,13 +20,9 @@ DECIMALS = 6
 
 
 class VectorDataset(ABC):
-    """Vectors `[N, dim]` in the unit ball with one real target each.
+    """Vectors `[N, dim]` in the unit ball with one real target per vector.
 
-    A subclass sets `name` and `dim` and makes the samples.
-
-    Attributes:
-        name: Name used in records and figures.
-        dim: d, the numbers in a sample.
+    A subclass sets `name` and `dim` and creates the samples.
     """
 
     kind: ClassVar[str]
@@ -34,7 +30,9 @@ class VectorDataset(ABC):
     unit: ClassVar[str]
     """Unit of the targets."""
     name: str
+    """Name used in records and figures."""
     dim: int
+    """d, the number of entries of a vector."""
 
     @abstractmethod
     def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_], NDArray[np.str_]]:
@@ -45,31 +43,32 @@ class VectorDataset(ABC):
         """Return the options that decide the samples, as plain values."""
 
     def check(self, image_size: int) -> None:  # noqa: B027 - most need nothing
-        """Raise an InputError where the samples cannot be made."""
+        """Raise an InputError if the samples cannot be created."""
 
     def sample_shape(self, image_size: int) -> tuple[int, ...]:
         """Return the shape of one sample, whatever image size is asked for."""
         return (self.dim,)
 
     def prepare(self, image_size: int) -> Path:
-        """Reject: there is nothing to prepare.
-
-        Raises:
-            ConfigError: Always.
-        """
+        """Raise ConfigError: there is nothing to prepare."""
         raise ConfigError(
             f"dataset {self.name} is made in memory and needs no preparation: "
             f"python train.py dataset={self.name} model=two_layer"
         )
 
     def verify(self, image_size: int) -> Path:
-        """Reject, as `prepare` does."""
+        """Raise ConfigError, as `prepare` does."""
         return self.prepare(image_size)
 
     def load(self, image_size: int) -> RegressionData:
         """Return the samples; `image_size` has no meaning here."""
         vectors, targets, split, keys = self.samples()
-        counts = {name: int((split == name).sum()) for name in ("train", "val", "test")}
+        counts = {name: int((split == name).sum()) for name in SPLITS}
+        digest = hashlib.sha256(json.dumps([FORMAT, self.name, self.settings()], sort_keys=True).encode())
+        for array in (vectors, targets):
+            # Adding 0 turns -0 into 0.
+            digest.update((np.round(array, DECIMALS) + 0.0).astype("<f8").tobytes())
+        digest.update("\n".join(split.tolist()).encode())
         return RegressionData(
             name=self.name,
             kind=self.kind,
@@ -79,16 +78,6 @@ class VectorDataset(ABC):
             split=split,
             keys=keys,
             channels=1,
-            manifest_sha256=self._identity(vectors, targets, split),
+            manifest_sha256=digest.hexdigest(),
             summary={"format": FORMAT, **self.settings(), "dim": self.dim, "counts": counts},
         )
-
-    def _identity(
-        self, vectors: NDArray[np.float64], targets: NDArray[np.float64], split: NDArray[np.str_]
-    ) -> str:
-        digest = hashlib.sha256(json.dumps([FORMAT, self.name, self.settings()], sort_keys=True).encode())
-        for array in (vectors, targets):
-            # Adding 0 turns -0 into 0.
-            digest.update((np.round(array, DECIMALS) + 0.0).astype("<f8").tobytes())
-        digest.update("\n".join(split.tolist()).encode())
-        return digest.hexdigest()

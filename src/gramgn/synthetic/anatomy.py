@@ -22,66 +22,39 @@ and the origin is the middle of the wrist. Angles are in degrees from +y towards
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-BY_SEX = tuple[float, float]
+BySex = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Carpal:
-    """One bone of the wrist.
+class Carpal(NamedTuple):
+    """One bone of the wrist."""
 
-    Attributes:
-        onset: Age in years at which it begins to ossify (boys, girls).
-        x: Centre, towards the thumb.
-        y: Centre, towards the fingers.
-        half_long: Half its long axis when mature.
-        half_short: Half its short axis when mature.
-        tilt: Angle of the long axis.
-    """
-
-    onset: BY_SEX
+    onset: BySex  # age in years at which it begins to ossify
     x: float
     y: float
-    half_long: float
+    half_long: float  # when mature
     half_short: float
-    tilt: float
+    tilt: float  # of the long axis
 
 
-@dataclass(frozen=True)
-class Growth:
-    """An epiphysis: the bony end of a tubular bone beyond its growth plate.
+class Growth(NamedTuple):
+    """An epiphysis: the bony end of a tubular bone beyond its growth plate."""
 
-    Attributes:
-        onset: Age in years at which it appears (boys, girls).
-        fusion: Age in years at which half of the growth plate is closed (boys, girls).
-        thickness: Its thickness along the bone when mature.
-    """
-
-    onset: BY_SEX
-    fusion: BY_SEX
-    thickness: float
+    onset: BySex  # age in years at which it appears
+    fusion: BySex  # age in years at which half of the growth plate is closed
+    thickness: float  # along the bone, when mature
 
 
-@dataclass(frozen=True)
-class Ray:
-    """A metacarpal and the phalanges that follow it.
+class Ray(NamedTuple):
+    """A metacarpal and the phalanges that follow it."""
 
-    Attributes:
-        base: Where the metacarpal begins, (x, y).
-        tilt: Angle of the metacarpal.
-        spread: Further angle of the finger against the metacarpal.
-        lengths: Joint to joint: metacarpal, proximal, (middle,) distal.
-        half_widths: Of the same bones at their ends.
-        flesh: Radius of the finger's soft tissue at its root and at its tip.
-    """
-
-    base: tuple[float, float]
-    tilt: float
-    spread: float
-    lengths: tuple[float, ...]
-    half_widths: tuple[float, ...]
-    flesh: tuple[float, float]
+    base: tuple[float, float]  # where the metacarpal begins, (x, y)
+    tilt: float  # of the metacarpal
+    spread: float  # further angle of the finger relative to the metacarpal
+    lengths: tuple[float, ...]  # joint to joint: metacarpal, proximal, (middle,) distal
+    half_widths: tuple[float, ...]  # of the same bones at their ends
+    flesh: tuple[float, float]  # radius of the finger's soft tissue at its root and at its tip
 
 
 CARPALS: dict[str, Carpal] = {

@@ -16,18 +16,12 @@ VERSION = 1
 
 DEFAULT_NUM_IMAGES = 2560
 MAX_NUM_IMAGES = 500_000
-APPARENT_AGE_SD, READER_SD = 5.0, 0.0
 
 
 class SyntheticDataset(ImageDataset):
     """What the synthetic sets share: the place, the marker, and drawing instead of asking for a download.
 
-    A subclass sets its noise before it calls this constructor.
-
-    Attributes:
-        base: Folder below which sets of one kind lie, each in `n<num_images>-seed<seed>`.
-        num_images: Number of pictures.
-        seed: Seed of the set.
+    A subclass sets `noise_sd`, the noise of the labels, before it calls this constructor.
     """
 
     source: ClassVar[str] = "drawn by this project on first use"
@@ -36,29 +30,33 @@ class SyntheticDataset(ImageDataset):
     """Number of images of the real set."""
     noise: ClassVar[tuple[str, float]]
     """Name and default of the option for the noise of the labels."""
+    noise_sd: float
 
-    def __init__(self, root: str | Path, *, num_images: int | str, seed: int, **options: Any) -> None:
+    def __init__(
+        self, root: str | Path, *, num_images: int | str = DEFAULT_NUM_IMAGES, seed: int = 0, **options: Any
+    ) -> None:
         super().__init__(root, **{"name": self.generator, **options})
-        self.base = self.root
-        self.num_images = self._checked_number(num_images)
-        self.seed = checked_whole("dataset.seed", seed, maximum=2**63 - 1)
+        if num_images != "full" and not is_whole(num_images, 1, MAX_NUM_IMAGES):
+            raise ConfigError(
+                f"dataset.num_images={num_images}: must be a whole number from 1 to {MAX_NUM_IMAGES:,}, "
+                f"or full ({self.full:,}, as many as the real set)"
+            )
+        num_images = self.full if num_images == "full" else int(num_images)
+        seed = checked_whole("dataset.seed", seed, maximum=2**63 - 1)
         name, default = self.noise
-        sd = getattr(self, name)
-        self.root /= f"n{self.num_images}-seed{seed}" + ("" if sd == default else f"-sd{sd!r}")
+        self.drawn_with: dict[str, Any] = {"num_images": num_images, "seed": seed, name: self.noise_sd}
+        self.base = self.root
+        suffix = "" if self.noise_sd == default else f"-sd{self.noise_sd!r}"
+        self.root /= f"n{num_images}-seed{seed}{suffix}"
 
     @abstractmethod
-    def recipe(self) -> Recipe[Any]:
+    def recipe(self) -> Recipe:
         """Return the content of the set."""
-
-    def drawn_with(self) -> dict[str, float]:
-        """Return the options that decide the files, in addition to number and seed."""
-        name, _ = self.noise
-        return {name: getattr(self, name)}
 
     def marker(self) -> dict[str, Any]:
         """Return the content of `synthetic.json`: all that decides the bytes."""
         about = {"kind": "synthetic", "generator": self.generator, "version": VERSION}
-        return {**about, "num_images": self.num_images, "seed": self.seed, **self.drawn_with()}
+        return {**about, **self.drawn_with}
 
     def settings(self) -> dict[str, Any]:
         """Return the options that decide which pictures are used and how they are drawn."""
@@ -70,24 +68,12 @@ class SyntheticDataset(ImageDataset):
 
     def ensure_raw(self) -> None:
         """Draw the set if it is not there."""
-        generate(self.name, self.root, self.recipe(), self.workers)
+        generate(self.name, self.root, self.marker(), self.recipe(), self.workers)
 
     def command(self, image_size: int) -> str:
         """Return the command line that draws and prepares this data set."""
-        options = {"root": self.base, "num_images": self.num_images, "seed": self.seed, **self.drawn_with()}
-        overrides: dict[str, object] = {f"dataset.{key}": value for key, value in options.items()}
-        return prepare_command(self.name, {**overrides, "image_size": image_size})
-
-    def _checked_number(self, given: int | str) -> int:
-        """Return the number of images, `"full"` resolved; raise ConfigError for anything else."""
-        if given == "full":
-            return self.full
-        if isinstance(given, str) or not is_whole(given, 1, MAX_NUM_IMAGES):
-            raise ConfigError(
-                f"dataset.num_images={given}: must be a whole number from 1 to {MAX_NUM_IMAGES:,}, "
-                f"or full ({self.full:,}, as many as the real set)"
-            )
-        return given
+        options = {f"dataset.{key}": value for key, value in {"root": self.base, **self.drawn_with}.items()}
+        return prepare_command(self.name, {**options, "image_size": image_size})
 
 
 class RSNASynthetic(SyntheticDataset, RSNA):
@@ -98,9 +84,9 @@ class RSNASynthetic(SyntheticDataset, RSNA):
 
     Args:
         root: Folder below which sets of this kind are drawn.
-        num_images: Number of radiographs; `"full"` for 12,611, as many as the real training set.
-        seed: Same seed, same bytes (with the same numpy and Pillow).
-        reader_sd: Standard deviation in months of a reader's error, added to the labels; 6 is realistic.
+        reader_sd: Standard deviation in months of a reader's error, added to the labels; 0 by default, 6 is realistic.
+        num_images: Number of radiographs, 2560 by default; `"full"` for 12,611, as many as the real training set.
+        seed: Same seed, same bytes (with the same numpy and Pillow); 0 by default.
         options: See `gramgn.data.RSNA`; there is no official test set here.
 
     Raises:
@@ -109,23 +95,17 @@ class RSNASynthetic(SyntheticDataset, RSNA):
 
     generator: ClassVar[str] = "rsna_synthetic"
     full: ClassVar[int] = 12_611
-    noise: ClassVar[tuple[str, float]] = ("reader_sd", READER_SD)
+    noise: ClassVar[tuple[str, float]] = ("reader_sd", 0.0)
 
     def __init__(
-        self,
-        root: str | Path = "data/raw/rsna_synthetic",
-        *,
-        num_images: int | str = DEFAULT_NUM_IMAGES,
-        seed: int = 0,
-        reader_sd: float = READER_SD,
-        **options: Any,
+        self, root: str | Path = "data/raw/rsna_synthetic", *, reader_sd: float = 0.0, **options: Any
     ) -> None:
-        self.reader_sd = checked_number("dataset.reader_sd", reader_sd, minimum=0.0, maximum=60.0)
-        super().__init__(root, num_images=num_images, seed=seed, **options)
+        self.noise_sd = checked_number("dataset.reader_sd", reader_sd, minimum=0.0, maximum=60.0)
+        super().__init__(root, **options)
 
-    def recipe(self) -> Recipe[Any]:
+    def recipe(self) -> Recipe:
         """Return the content of the set."""
-        return hand_recipe(self.num_images, self.seed, self.reader_sd, self.marker())
+        return hand_recipe(**self.drawn_with)
 
 
 class AFADSynthetic(SyntheticDataset, AFAD):
@@ -138,9 +118,9 @@ class AFADSynthetic(SyntheticDataset, AFAD):
 
     Args:
         root: Folder below which sets of this kind are drawn.
-        num_images: Number of photos; `"full"` for 59,344, as many as AFAD-Lite.
-        seed: Same seed, same bytes (with the same numpy and Pillow).
-        apparent_age_sd: Standard deviation in years of a person's apparent minus real age.
+        apparent_age_sd: Standard deviation in years of a person's apparent minus real age; 5 by default.
+        num_images: Number of photos, 2560 by default; `"full"` for 59,344, as many as AFAD-Lite.
+        seed: Same seed, same bytes (with the same numpy and Pillow); 0 by default.
         options: See `gramgn.data.AFAD`; `variant` can only be `"lite"`.
 
     Raises:
@@ -149,23 +129,15 @@ class AFADSynthetic(SyntheticDataset, AFAD):
 
     generator: ClassVar[str] = "afad_synthetic"
     full: ClassVar[int] = 59_344
-    noise: ClassVar[tuple[str, float]] = ("apparent_age_sd", APPARENT_AGE_SD)
+    noise: ClassVar[tuple[str, float]] = ("apparent_age_sd", 5.0)
 
     def __init__(
-        self,
-        root: str | Path = "data/raw/afad_synthetic",
-        *,
-        num_images: int | str = DEFAULT_NUM_IMAGES,
-        seed: int = 0,
-        apparent_age_sd: float = APPARENT_AGE_SD,
-        **options: Any,
+        self, root: str | Path = "data/raw/afad_synthetic", *, apparent_age_sd: float = 5.0, **options: Any
     ) -> None:
-        self.apparent_age_sd = checked_number(
-            "dataset.apparent_age_sd", apparent_age_sd, minimum=0.0, maximum=20.0
-        )
-        super().__init__(root, num_images=num_images, seed=seed, **options)
+        self.noise_sd = checked_number("dataset.apparent_age_sd", apparent_age_sd, minimum=0.0, maximum=20.0)
+        super().__init__(root, **options)
         checked_choice("dataset.variant", self.variant, ("lite",))
 
-    def recipe(self) -> Recipe[Any]:
+    def recipe(self) -> Recipe:
         """Return the content of the set."""
-        return face_recipe(self.num_images, self.seed, self.apparent_age_sd, self.marker())
+        return face_recipe(**self.drawn_with)

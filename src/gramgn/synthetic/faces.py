@@ -17,13 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gramgn.synthetic.shapes import (
-    coverage,
-    ellipse_distance,
-    soft_noise,
-    to_bytes,
-    whole,
-)
+from gramgn.synthetic.shapes import coverage, ellipse_distance, soft_noise, to_bytes, whole
 from gramgn.synthetic.sketch import Colour, Sketch
 
 SIDE = (60, 200)  # pixels, both included
@@ -32,41 +26,25 @@ YOUNGEST, OLDEST = 18, 39
 
 @dataclass(frozen=True)
 class Person:
-    """What all photos of a person share.
+    """What all photos of a person share."""
 
-    Attributes:
-        t: Apparent age: 0 at 18 years, 1 at 39; may lie a little outside.
-        male: Sex.
-        skin: Colour of the skin.
-        hair: Colour of the hair.
-        cloth: Colour of the clothes.
-        long_hair: Whether the hair falls along the face.
-        fringe: Length of the fringe, 0 for none.
-        width: Factor on the width of the face.
-        height: Factor on its height.
-        eye_gap: Distance of an eye from the middle.
-        eye_tilt: Slant of the eyes in degrees.
-        brow: Thickness of the brows.
-        mouth: Half width of the mouth.
-        beard: Darkness of a shaven beard.
-        lines: Factors on the contrast of nasolabial folds, crow's feet, forehead lines, eye bags.
-    """
-
-    t: float
+    t: float  # apparent age: 0 at 18 years, 1 at 39; may lie a little outside
     male: bool
     skin: Colour
     hair: Colour
     cloth: Colour
-    long_hair: bool
-    fringe: float
-    width: float
+    long_hair: bool  # it falls along the face
+    fringe: float  # its length, 0 for none
+    width: float  # factor on the width of the face
     height: float
-    eye_gap: float
-    eye_tilt: float
-    brow: float
-    mouth: float
-    beard: float
-    lines: tuple[float, float, float, float]
+    eye_gap: float  # distance of an eye from the middle
+    eye_tilt: float  # in degrees
+    brow: float  # thickness
+    mouth: float  # half width
+    beard: float  # darkness of a shaven beard
+    lines: tuple[
+        float, float, float, float
+    ]  # contrast of nasolabial folds, crow's feet, forehead lines, eye bags
 
 
 def make_person(apparent_age: float, male: bool, rng: np.random.Generator) -> Person:
@@ -139,14 +117,11 @@ def _tint(colour: Colour, factor: float) -> Colour:
     return red, green, blue
 
 
-def _jaw(person: Person) -> float:
-    """Return half the width of the jaw; it widens with age as the cheeks sag."""
-    return (0.43 + 0.05 * person.t + (0.02 if person.male else 0.0)) * person.width
-
-
 def _draw_head(sketch: Sketch, person: Person, turn: float) -> None:
     """Paint hair behind the head, shoulders, neck, ears and the face's outline."""
     wide, high = person.width, person.height
+    # The jaw widens with age as the cheeks sag.
+    jaw = (0.43 + 0.05 * person.t + (0.02 if person.male else 0.0)) * wide
     if person.long_hair:
         sketch.box(0, 0.15, 0.66 * wide, 0.95, 0.5, person.hair)
     sketch.ellipse(0, 1.42, 1.0, 0.62, person.cloth)
@@ -155,18 +130,11 @@ def _draw_head(sketch: Sketch, person: Person, turn: float) -> None:
         for side in (-1, 1):
             sketch.ellipse(side * 0.585 * wide - 0.3 * turn, 0.02, 0.075, 0.15, _tint(person.skin, 0.90))
     sketch.ellipse(0, -0.12 * high, 0.575 * wide, 0.66 * high, person.skin)
-    sketch.ellipse(0, 0.30 * high, _jaw(person), 0.47 * high, person.skin)
+    sketch.ellipse(0, 0.30 * high, jaw, 0.47 * high, person.skin)
     sketch.ellipse(0, 0.10 * high, 0.545 * wide, 0.46 * high, person.skin)
     if person.beard:
-        sketch.ellipse(
-            0,
-            0.50 * high,
-            0.80 * _jaw(person),
-            0.30 * high,
-            (0.25, 0.25, 0.28),
-            strength=person.beard,
-            blur=8,
-        )
+        grey = (0.25, 0.25, 0.28)
+        sketch.ellipse(0, 0.50 * high, 0.80 * jaw, 0.30 * high, grey, strength=person.beard, blur=8)
     for side in (-1, 1):
         sketch.ellipse(side * 0.30 * wide + turn, 0.22, 0.14, 0.10, (0.88, 0.48, 0.42), strength=0.16, blur=7)
 
@@ -241,10 +209,7 @@ def _draw_lines(sketch: Sketch, person: Person, turn: float, smile: float) -> No
 
 def _draw_hair(sketch: Sketch, person: Person, turn: float) -> None:
     """Paint the hair above a hairline that recedes with age, more in men, and a fringe."""
-    found = sketch.local(0, -0.30, 1.0)
-    if found is None:
-        return
-    win, u, v = found
+    win, u, v = sketch.local(0, -0.30, 1.0)
     scale, wide, high = sketch.scale, person.width, person.height
     head = ellipse_distance(u, v - np.float32(0.14 * scale), 0.635 * wide * scale, 0.73 * high * scale)
     recession = 0.03 * max(person.t, -0.3) * (1.3 if person.male else 1.0)
@@ -262,10 +227,7 @@ def _draw_hair(sketch: Sketch, person: Person, turn: float) -> None:
 def _draw_glasses(sketch: Sketch, person: Person, turn: float, dark: float) -> None:
     """Draw two rims and a bridge."""
     for side in (-1, 1):
-        found = sketch.local(turn + side * person.eye_gap * person.width, -0.05, 0.28)
-        if found is None:
-            continue
-        win, u, v = found
+        win, u, v = sketch.local(turn + side * person.eye_gap * person.width, -0.05, 0.28)
         d = ellipse_distance(u, v, 0.19 * sketch.scale, 0.14 * sketch.scale)
         rim = coverage(np.abs(d) - np.float32(0.012 * sketch.scale), sketch.softness)
         sketch.paint(win, rim, (0.12, 0.11, 0.12), 0.4 + dark)
@@ -274,7 +236,7 @@ def _draw_glasses(sketch: Sketch, person: Person, turn: float, dark: float) -> N
 
 def _develop(sketch: Sketch, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Add light from one side, white balance, gain and noise."""
-    image, (height, width) = sketch.image, sketch.shape
+    image, (height, width) = sketch.image, sketch.image.shape[1:]
     win = whole((height, width))
     across, down = rng.uniform(-0.22, 0.22), rng.uniform(-0.10, 0.06)
     light = np.float32(across / width) * (2 * win.x - width) + np.float32(down / height) * (

@@ -42,19 +42,15 @@ def draw_hand(age_months: float, male: bool, rng: np.random.Generator) -> NDArra
     Returns:
         Grey values `[H, W]`; the long side has 160 to 256 pixels.
     """
-    shape = _frame(rng)
+    # Mostly portrait, about one in eight landscape, as in the real set.
+    long_side = int(rng.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
+    short_side = round(long_side * rng.uniform(0.70, 0.86))
+    shape = (short_side, long_side) if rng.random() < 0.12 else (long_side, short_side)
     hand = _pose(age_months / 12.0, male, shape, rng)
     tissue, bones = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     _draw_tissue(tissue, hand, rng)
     draw_bones(bones, hand, rng)
     return _expose(tissue, bones, hand, rng)
-
-
-def _frame(rng: np.random.Generator) -> tuple[int, int]:
-    """Return (H, W): mostly portrait, about one in eight landscape, as in the real set."""
-    long_side = int(rng.integers(LONG_SIDE[0], LONG_SIDE[1] + 1))
-    short_side = round(long_side * rng.uniform(0.70, 0.86))
-    return (short_side, long_side) if rng.random() < 0.12 else (long_side, short_side)
 
 
 def _pose(age: float, male: bool, shape: tuple[int, int], rng: np.random.Generator) -> Hand:
@@ -105,8 +101,6 @@ def _flesh(
     """Lay one tapered roll of flesh: thin at its edge, full a little way in."""
     radius0, radius1 = radii[0] * hand.scale, radii[1] * hand.scale
     win = window(layer.shape, start, end, max(radius0, radius1) + hand.softness)
-    if win is None:
-        return
     direction, length = unit(start, end)
     u, v = axes(win, start, direction)
     d = cone_distance(u, v, length, radius0, radius1)
@@ -127,10 +121,11 @@ def _expose(tissue: Floats, bones: Floats, hand: Hand, rng: np.random.Generator)
     image = 1 - (1 - np.float32(soft) * tissue) * (1 - np.float32(hard) * bones)
     image *= 1 + np.float32(0.05) * soft_noise(rng, shape, 6)
     image = np.float32(field) + np.float32(1 - field) * image
-    image *= 1 + _slope(shape, rng, 0.10)
-    marker = rng.random() < 0.80
-    if marker:
-        _draw_marker(image, tissue, hand, rng)
+    down, right = rng.uniform(-0.10, 0.10, size=2)
+    slope = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None] * np.float32(down)
+    image *= 1 + (slope + np.linspace(-1, 1, shape[1], dtype=np.float32)[None, :] * np.float32(right))
+    if rng.random() < 0.80:
+        _draw_marker(image, tissue, rng)
     if rng.random() < 0.40:
         _collimate(image, tissue, bright, rng)
     # A bent curve replaces the film's gamma: a parabola through (0, 0) and (1, 1).
@@ -140,20 +135,13 @@ def _expose(tissue: Floats, bones: Floats, hand: Hand, rng: np.random.Generator)
     return to_bytes(image)
 
 
-def _slope(shape: tuple[int, ...], rng: np.random.Generator, strength: float) -> Floats:
-    """Return a linear ramp `[H, W]` through 0 in a random direction, at most `strength` along an axis."""
-    down, right = rng.uniform(-strength, strength, size=2)
-    y = np.linspace(-1, 1, shape[0], dtype=np.float32)[:, None] * np.float32(down)
-    return y + np.linspace(-1, 1, shape[1], dtype=np.float32)[None, :] * np.float32(right)
-
-
-def _draw_marker(image: Floats, tissue: Floats, hand: Hand, rng: np.random.Generator) -> None:
+def _draw_marker(image: Floats, tissue: Floats, rng: np.random.Generator) -> None:
     """Put a lead letter L with two initials on a faint plate, where the hand is not."""
     height, width = image.shape
     size = rng.uniform(0.045, 0.085) * max(height, width)
     angle = rng.uniform(-0.6, 0.6)
     places = rng.uniform((0.08, 0.10), (0.92, 0.75), size=(8, 2)) * (width, height)
-    free = [(x, y) for x, y in places if tissue[int(y), int(x)] == 0 and _clear(tissue, x, y, size)]
+    free = [at for at in places if not window(tissue.shape, at, at, 1.2 * size).of(tissue).any()]
     strength = np.float32(rng.uniform(0.75, 1.0))
     strokes = rng.uniform(-0.25, 0.25, size=(4, 2))
     if not free:
@@ -165,8 +153,6 @@ def _draw_marker(image: Floats, tissue: Floats, hand: Hand, rng: np.random.Gener
         return x + size * (right * cos - down * sin), y + size * (right * sin + down * cos)
 
     win = window((height, width), (x, y), (x, y), 1.6 * size)
-    if win is None:
-        return
     target = win.of(image)
     u, v = axes(win, at(0, 0.15), (cos, sin))
     plate = box_distance(np.abs(v) - np.float32(0.95 * size), np.abs(u) - np.float32(0.6 * size), 0.1 * size)
@@ -179,12 +165,6 @@ def _draw_marker(image: Floats, tissue: Floats, hand: Hand, rng: np.random.Gener
         half = (0.085 if index < 2 else 0.045) * size
         ink = coverage(cone_distance(u, v, length, half, half), 1.0)
         target += ink * (strength - target)
-
-
-def _clear(tissue: Floats, x: float, y: float, size: float) -> bool:
-    """Return whether no flesh lies within the marker's reach."""
-    win = window(tissue.shape, (x, y), (x, y), 1.2 * size)
-    return win is not None and not win.of(tissue).any()
 
 
 def _collimate(image: Floats, tissue: Floats, bright: bool, rng: np.random.Generator) -> None:

@@ -1,8 +1,7 @@
 """The people of a synthetic set: labels, sexes, ids and file names, before anything is drawn.
 
-Everything follows from a seed and a running number by numpy's SeedSequence. Nothing depends on how many
-others are drawn, in which order or by how many processes: a larger set begins with the smaller one of the
-same seed.
+Everything follows from a seed and a running number by numpy's SeedSequence. Nothing depends on the number of other
+pictures, on their order or on the number of processes: a larger set begins with the smaller one of the same seed.
 """
 
 from __future__ import annotations
@@ -40,43 +39,25 @@ TWO_PHOTOS, THREE_PHOTOS = 0.05, 0.015
 
 @dataclass(frozen=True)
 class HandCase:
-    """One radiograph to be drawn.
+    """One radiograph to be drawn."""
 
-    Attributes:
-        index: Running number from 0.
-        path: File relative to the root of the set.
-        number: The id in the label table.
-        age: Bone age drawn, in months.
-        label: Bone age as read by the reader, in whole months: `age` plus the reader's error.
-        male: Sex.
-    """
-
-    index: int
-    path: str
-    number: int
-    age: int
-    label: int
+    index: int  # running number from 0
+    path: str  # relative to the root of the set
+    number: int  # the id in the label table
+    age: int  # bone age drawn, in months
+    label: int  # bone age as read by the reader, in whole months: `age` plus the reader's error
     male: bool
 
 
 @dataclass(frozen=True)
 class FaceCase:
-    """One photo to be drawn.
+    """One photo to be drawn."""
 
-    Attributes:
-        index: Running number from 0.
-        path: File relative to the root of the set.
-        person: Running number of the person.
-        age: The label in years.
-        apparent_age: What is drawn, in years: `age` plus the person's own offset.
-        male: Sex.
-    """
-
-    index: int
-    path: str
-    person: int
-    age: int
-    apparent_age: float
+    index: int  # running number from 0
+    path: str  # relative to the root of the set
+    person: int  # running number of the person
+    age: int  # the label in years
+    apparent_age: float  # what is drawn, in years: `age` plus the person's own offset
     male: bool
 
 
@@ -91,7 +72,7 @@ def hand_cases(num_images: int, seed: int, reader_sd: float) -> list[HandCase]:
     Boys are older there (means 135.3 and 117.9 months), so the probability of a boy rises with the age.
 
     Args:
-        num_images: How many.
+        num_images: Number of hands.
         seed: Seed of the set.
         reader_sd: Standard deviation of the reader's error in months; 0 for none.
     """
@@ -112,14 +93,13 @@ def hand_cases(num_images: int, seed: int, reader_sd: float) -> list[HandCase]:
 def face_cases(num_images: int, seed: int, apparent_age_sd: float) -> list[FaceCase]:
     """List the photos of a set; ages and sexes are distributed as in AFAD between 18 and 39.
 
-    A person's further photos are sometimes taken in later years, and then lie in another age folder, as in
-    AFAD.
+    Further photos of a person are sometimes taken in later years and then lie in another age folder, as in AFAD.
 
     Args:
-        num_images: How many.
+        num_images: Number of photos.
         seed: Seed of the set.
         apparent_age_sd: Standard deviation in years of the difference between how old a person looks and is.
-            It is drawn once a person, so that it can be learnt by heart but not inferred.
+            It is drawn once per person, so that it can be memorised but not inferred.
     """
     counts = np.array([AFAD_FEMALE, AFAD_MALE]).reshape(-1)
     shares = np.cumsum(counts) / counts.sum()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import zlib
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,15 +33,8 @@ _THUMBS_DB = bytes.fromhex("d0cf11e0a1b11ae1") + bytes(504)
 _DS_STORE = b"\x00\x00\x00\x01Bud1" + bytes(56)
 
 
-def hand_recipe(num_images: int, seed: int, reader_sd: float, marker: dict[str, Any]) -> Recipe[HandCase]:
-    """Return the content of the synthetic RSNA Bone Age set, in the layout of its Kaggle distribution.
-
-    Args:
-        num_images: Number of radiographs.
-        seed: Seed of the set.
-        reader_sd: See `hand_cases`.
-        marker: Content of `synthetic.json`.
-    """
+def hand_recipe(num_images: int, seed: int, reader_sd: float) -> Recipe:
+    """Return the content of the synthetic RSNA Bone Age set, in the layout of its Kaggle distribution."""
     cases = hand_cases(num_images, seed, reader_sd)
     order = stream(seed, HAND_ROWS, 0).permutation(num_images)
     rows = [f"{cases[i].number},{cases[i].label},{cases[i].male}\n" for i in order]
@@ -51,37 +43,28 @@ def hand_recipe(num_images: int, seed: int, reader_sd: float, marker: dict[str, 
         "boneage-training-dataset/boneage-training-dataset/Thumbs.db": _THUMBS_DB,
         ".DS_Store": _DS_STORE,
     }
-    return Recipe(cases, partial(hand_file, seed=seed), extras, marker, HAND_BYTES)
+    return Recipe(cases, partial(hand_file, seed), extras, HAND_BYTES)
 
 
-def face_recipe(
-    num_images: int, seed: int, apparent_age_sd: float, marker: dict[str, Any]
-) -> Recipe[FaceCase]:
-    """Return the content of the synthetic AFAD-Lite set.
-
-    Args:
-        num_images: Number of photos.
-        seed: Seed of the set.
-        apparent_age_sd: See `face_cases`.
-        marker: Content of `synthetic.json`.
-    """
+def face_recipe(num_images: int, seed: int, apparent_age_sd: float) -> Recipe:
+    """Return the content of the synthetic AFAD-Lite set."""
     cases = face_cases(num_images, seed, apparent_age_sd)
     names = sorted(case.path.removeprefix("AFAD-Lite/") for case in cases)
     folders = sorted({case.path.rpartition("/")[0] for case in cases})
     extras = {f"{folder}/Thumbs.db": _THUMBS_DB for folder in folders[::7]}
     extras["AFAD-Lite/AFAD-Lite.txt"] = "".join(f"./{name}\n" for name in names).encode()
-    return Recipe(cases, partial(face_file, seed=seed), extras, marker, FACE_BYTES)
+    return Recipe(cases, partial(face_file, seed), extras, FACE_BYTES)
 
 
-def hand_file(case: HandCase, seed: int) -> bytes:
+def hand_file(seed: int, case: HandCase) -> bytes:
     """Draw one hand and return its PNG file (8-bit grey)."""
     pixels = draw_hand(case.age, case.male, stream(seed, HAND_IMAGE, case.index))
     # On noisy pictures run lengths alone take half the time of the default and give files as small. They
-    # also leave least to the taste of the zlib at hand, so that the bytes differ less between machines.
+    # also leave least to the zlib at hand, so that the bytes differ less between machines.
     return _encode(pixels, "PNG", compress_type=zlib.Z_RLE)
 
 
-def face_file(case: FaceCase, seed: int) -> bytes:
+def face_file(seed: int, case: FaceCase) -> bytes:
     """Draw one photo and return its JPEG file (RGB, quality 85 to 95)."""
     person = make_person(case.apparent_age, case.male, stream(seed, PERSON_FACE, case.person))
     rng = stream(seed, PHOTO, case.index)

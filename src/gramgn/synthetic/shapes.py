@@ -7,15 +7,15 @@ anywhere.
 Array work uses only `+ - * /`, square roots, comparisons and clipping, which IEEE 754 rounds alike
 everywhere; exponentials and powers, which vector libraries round differently, are left to scalars.
 
-Legend: `u` runs along a shape's axis and `v` across it, `d` is the signed distance, all in pixels and
-float32. Points are `(x, y)` in pixels, y pointing down; pixel (row, column) has its centre at (x, y) =
-(column, row).
+In all modules `u` runs along a shape's axis and `v` across it, `d` is the signed distance, all in pixels and
+float32 arrays `[h, w]` of a window. Points are `(x, y)` in pixels with y pointing down; pixel (row, column) has its
+centre at (x, y) = (column, row).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,16 +24,8 @@ Point = tuple[float, float]
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Window:
-    """A rectangle of the picture with pixel coordinates that broadcast to it.
-
-    Attributes:
-        rows: Rows of the picture.
-        cols: Columns of the picture.
-        x: Pixel centres, `[1, w]`.
-        y: Pixel centres, `[h, 1]`.
-    """
+class Window(NamedTuple):
+    """A rectangle of the picture, possibly empty, with pixel centres `x` (`[1, w]`) and `y` (`[h, 1]`)."""
 
     rows: slice
     cols: slice
@@ -45,21 +37,12 @@ class Window:
         return layer[..., self.rows, self.cols]
 
 
-def window(shape: tuple[int, int], low: Point, high: Point, margin: float = 0.0) -> Window | None:
-    """Return the window around a box, or None where the box lies outside the picture.
-
-    Args:
-        shape: `(H, W)` of the picture.
-        low: Smallest x and y of the box; `low` and `high` may be given in any order per axis.
-        high: Largest x and y of the box.
-        margin: Pixels added on every side.
-    """
-    x0, x1 = sorted((low[0], high[0]))
-    y0, y1 = sorted((low[1], high[1]))
-    left, right = max(0, math.floor(x0 - margin)), min(shape[1], math.ceil(x1 + margin) + 1)
-    top, bottom = max(0, math.floor(y0 - margin)), min(shape[0], math.ceil(y1 + margin) + 1)
-    if left >= right or top >= bottom:
-        return None
+def window(shape: tuple[int, ...], one: Point, other: Point, margin: float = 0.0) -> Window:
+    """Return the window around two opposite corners of a box, `margin` pixels wider on every side."""
+    (x0, x1), (y0, y1) = (sorted(pair) for pair in zip(one, other, strict=True))
+    left, top = max(0, math.floor(x0 - margin)), max(0, math.floor(y0 - margin))
+    right = max(left, min(shape[1], math.ceil(x1 + margin) + 1))
+    bottom = max(top, min(shape[0], math.ceil(y1 + margin) + 1))
     x = np.arange(left, right, dtype=np.float32)[None, :]
     y = np.arange(top, bottom, dtype=np.float32)[:, None]
     return Window(slice(top, bottom), slice(left, right), x, y)
@@ -67,9 +50,7 @@ def window(shape: tuple[int, int], low: Point, high: Point, margin: float = 0.0)
 
 def whole(shape: tuple[int, int]) -> Window:
     """Return the window that is the whole picture of `(H, W)` pixels."""
-    found = window(shape, (0, 0), (shape[1] - 1, shape[0] - 1))
-    assert found is not None
-    return found
+    return window(shape, (0, 0), (shape[1] - 1, shape[0] - 1))
 
 
 def axes(win: Window, origin: Point, direction: Point) -> tuple[Floats, Floats]:
@@ -100,10 +81,7 @@ def coverage(d: Floats, softness: float) -> Floats:
 def box_distance(across: Floats, along: Floats, corner: float | Floats) -> Floats:
     """Return the distance of a rounded box from the distances `|v| - half_width` and `|u| - half_length`.
 
-    Args:
-        across: Distance over the long sides, `[h, w]`.
-        along: Distance over the short sides, `[h, w]`.
-        corner: Radius of the corners; half the width gives a stadium or an ellipse-like blob.
+    A `corner` of half the width gives a stadium or an ellipse-like blob.
     """
     a, b = across + corner, along + corner
     outside_a, outside_b = np.maximum(a, 0), np.maximum(b, 0)
@@ -130,12 +108,7 @@ def cone_distance(u: Floats, v: Floats, length: float, radius0: float, radius1: 
 def arc_distance(u: Floats, v: Floats, half_length: float, bend: float, half_width: float) -> Floats:
     """Return the distance of a tapered stroke along the parabola `v = bend (u / half_length)^2`.
 
-    Args:
-        u: Coordinate along the chord, 0 in the middle, `[h, w]`.
-        v: Coordinate across it, `[h, w]`.
-        half_length: Half of the chord, in pixels.
-        bend: How far the ends lie from the middle, in pixels.
-        half_width: Half the width of the stroke in its middle, in pixels.
+    `u` is 0 in the middle of the chord; `half_width` is half the width of the stroke there.
     """
     share = u * np.float32(1 / half_length)
     squared = share * share
@@ -152,13 +125,7 @@ def smoothstep(value: float) -> float:
 
 
 def soft_noise(rng: np.random.Generator, shape: tuple[int, int], cells: int) -> Floats:
-    """Return slowly varying noise `[H, W]`: standard normal values on a grid, linear in between.
-
-    Args:
-        rng: Source of the grid's values.
-        shape: `(H, W)`.
-        cells: Grid cells along each side.
-    """
+    """Return slowly varying noise `[H, W]`: standard normal values on a `cells` x `cells` grid, linear in between."""
     grid = rng.standard_normal((cells + 1, cells + 1), dtype=np.float32)
     row, row_share = _between(shape[0], cells)
     col, col_share = _between(shape[1], cells)

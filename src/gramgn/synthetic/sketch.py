@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,70 +24,36 @@ Colour = tuple[float, float, float]
 Distance = Callable[[Floats, Floats], Floats]
 
 
-@dataclass(frozen=True)
-class Sketch:
+class Sketch(NamedTuple):
     """A picture and the place, size and tilt of the drawing in it.
 
-    In the drawing's coordinates x grows to the right and y downwards, 1 is `scale` pixels, and the origin
-    is the middle of the face.
-
-    Attributes:
-        image: Colours `[3, H, W]` in [0, 1], painted in place.
-        origin: Pixel of the drawing's origin, (x, y).
-        scale: Pixels per unit.
-        angle: Tilt of the whole drawing in radians, clockwise.
-        softness: Width of an edge in pixels.
+    In the drawing's coordinates x grows to the right and y downwards, 1 is `scale` pixels, and the origin is the
+    middle of the face. All methods take the middle (x, y) of a shape and its lengths in these units, and its tilt in
+    degrees clockwise.
     """
 
-    image: Floats
-    origin: Point
-    scale: float
-    angle: float
-    softness: float
+    image: Floats  # colours [3, H, W] in [0, 1], painted in place
+    origin: Point  # in pixels
+    scale: float  # pixels per unit
+    angle: float  # of the whole drawing in radians, clockwise
+    softness: float  # width of an edge in pixels
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.image.shape[1], self.image.shape[2]
-
-    def place(self, x: float, y: float) -> Point:
-        """Return the pixel coordinates of a point of the drawing."""
+    def local(self, x: float, y: float, reach: float, tilt: float = 0.0) -> tuple[Window, Floats, Floats]:
+        """Return the window of half side `reach` around a point, and pixel offsets from it: right and down."""
         cos, sin = math.cos(self.angle), math.sin(self.angle)
-        return (
+        centre = (
             self.origin[0] + self.scale * (x * cos - y * sin),
             self.origin[1] + self.scale * (x * sin + y * cos),
         )
-
-    def local(
-        self, x: float, y: float, reach: float, tilt: float = 0.0
-    ) -> tuple[Window, Floats, Floats] | None:
-        """Return the window around a point with pixel offsets `u` (right) and `v` (down) from it.
-
-        Args:
-            x: Middle of the window.
-            y: Middle of the window.
-            reach: Half its side, in units.
-            tilt: Turn of `u` and `v` against the drawing, in degrees clockwise.
-        """
-        centre = self.place(x, y)
-        win = window(self.shape, centre, centre, reach * self.scale + self.softness)
-        if win is None:
-            return None
+        win = window(self.image.shape[1:], centre, centre, reach * self.scale + self.softness)
         angle = self.angle + math.radians(tilt)
-        u, v = axes(win, centre, (math.cos(angle), math.sin(angle)))
-        return win, u, v
+        return win, *axes(win, centre, (math.cos(angle), math.sin(angle)))
 
     def paint(self, win: Window, cover: Floats, colour: Colour, strength: float = 1.0) -> None:
         """Mix a colour into the picture where `cover` (`[h, w]` in [0, 1]) says."""
         target = win.of(self.image)
         cover = cover * np.float32(strength)
         target += cover * (np.array(colour, np.float32)[:, None, None] - target)
-
-    def shade(self, win: Window, cover: Floats, factor: float | Colour) -> None:
-        """Multiply the picture by a factor (one a channel, or one for all) where `cover` says."""
-        factors = np.broadcast_to(np.asarray(factor, np.float32), (3,))
-        target = win.of(self.image)
-        target *= 1 + cover * (factors[:, None, None] - 1)
 
     def ellipse(
         self,
@@ -107,36 +73,26 @@ class Sketch:
         Args:
             x: Its middle.
             y: Its middle.
-            half_x: Half its width, in units.
-            half_y: Half its height, in units.
+            half_x: Half its width.
+            half_y: Half its height.
             colour: What to mix in.
-            strength: How much of it, in [0, 1].
-            tilt: Turn in degrees clockwise.
+            strength: Share of `colour` in the mixture, in [0, 1].
+            tilt: Tilt in degrees.
             blur: Factor on the softness of the edge.
-            clip: Distance of a further shape, of pixel offsets from (x, y): only what is inside both is
-                painted.
+            clip: Distance of a further shape, of pixel offsets from (x, y): only what is inside both is painted.
         """
         soft = self.softness * blur
-        found = self.local(x, y, max(half_x, half_y) + soft / self.scale, tilt)
-        if found is None:
-            return
-        win, u, v = found
+        win, u, v = self.local(x, y, max(half_x, half_y) + soft / self.scale, tilt)
         d = ellipse_distance(u, v, half_x * self.scale, half_y * self.scale)
         if clip is not None:
             d = np.maximum(d, clip(u, v))
         self.paint(win, coverage(d, soft), colour, strength)
 
     def box(self, x: float, y: float, half_x: float, half_y: float, corner: float, colour: Colour) -> None:
-        """Paint a rounded box; all lengths in units."""
-        found = self.local(x, y, half_x + half_y)
-        if found is None:
-            return
-        win, u, v = found
-        d = box_distance(
-            np.abs(u) - np.float32(half_x * self.scale),
-            np.abs(v) - np.float32(half_y * self.scale),
-            corner * self.scale,
-        )
+        """Paint a rounded box."""
+        win, u, v = self.local(x, y, half_x + half_y)
+        across, along = np.float32(half_x * self.scale), np.float32(half_y * self.scale)
+        d = box_distance(np.abs(u) - across, np.abs(v) - along, corner * self.scale)
         self.paint(win, coverage(d, self.softness), colour)
 
     def stroke(
@@ -159,25 +115,24 @@ class Sketch:
         Args:
             x: Its middle.
             y: Its middle.
-            half_length: Half the chord, in units.
-            bend: How far the ends lie below the middle (for no tilt), in units.
-            half_width: Half its width, in units.
+            half_length: Half the chord.
+            bend: How far the ends lie below the middle (without tilt).
+            half_width: Half its width.
             dark: Strength in [0, 1].
-            tilt: Turn in degrees clockwise.
+            tilt: Tilt in degrees.
             colour: What to paint; None darkens.
         """
         if dark <= 0:
             return
-        found = self.local(x, y, half_length + abs(bend) + 2 * half_width, tilt)
-        if found is None:
-            return
-        win, u, v = found
+        win, u, v = self.local(x, y, half_length + abs(bend) + 2 * half_width, tilt)
         thin = half_width * self.scale
         strength = dark * min(1.0, 2 * thin)
         d = arc_distance(u, v, half_length * self.scale, bend * self.scale, max(thin, 0.5))
         cover = coverage(d, self.softness)
-        if colour is None:
-            # Creases let more red through than blue.
-            self.shade(win, cover, (1 - 0.85 * strength, 1 - strength, 1 - strength))
-        else:
+        if colour is not None:
             self.paint(win, cover, colour, strength)
+            return
+        # Creases let more red through than blue.
+        factors = np.array((1 - 0.85 * strength, 1 - strength, 1 - strength), np.float32)
+        target = win.of(self.image)
+        target *= 1 + cover * (factors[:, None, None] - 1)
