@@ -200,7 +200,7 @@ def _draw_tubular(
 
 
 def _add(target: Floats, d: Floats, softness: float, *, cortex: float, core: float) -> None:
-    """Lay a bone over what is there: full density at its surface, `core` deeper than `cortex`."""
+    """Lay a bone over the layer: full density at its surface, `core` deeper than `cortex`."""
     shell = clipped(1 + d * np.float32(1 / max(cortex, 0.7)))
     density = coverage(d, softness) * (np.float32(core) + np.float32(1 - core) * shell)
     target += density * (1 - target)

@@ -1,6 +1,6 @@
-"""Procedural cartoon faces of adults from 18 to 39: who somebody is, and one photo of them.
+"""Procedural cartoon faces of adults from 18 to 39: the traits of a person, and one photo of them.
 
-What ageing does between 18 and 39 follows two reviews, in sign only; the amounts are ours:
+The signs of ageing between 18 and 39 follow two reviews; the amounts are ours:
 
 * PMC6771603: first signs between 20 and 30; sagging, deeper nasolabial folds, smaller visible eyes, thinner
   lips, a longer nose.

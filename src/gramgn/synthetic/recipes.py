@@ -59,8 +59,8 @@ def face_recipe(num_images: int, seed: int, apparent_age_sd: float) -> Recipe:
 def hand_file(seed: int, case: HandCase) -> bytes:
     """Draw one hand and return its PNG file (8-bit grey)."""
     pixels = draw_hand(case.age, case.male, stream(seed, HAND_IMAGE, case.index))
-    # On noisy pictures run lengths alone take half the time of the default and give files as small. They
-    # also leave least to the zlib at hand, so that the bytes differ less between machines.
+    # On noisy pictures run lengths alone take half the time of the default and give files as small. The bytes also
+    # depend least on the version of zlib.
     return _encode(pixels, "PNG", compress_type=zlib.Z_RLE)
 
 

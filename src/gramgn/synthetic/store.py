@@ -1,4 +1,4 @@
-"""Writing a synthetic set to disk: in parallel, one process at a time, whole or not there at all."""
+"""Writing a synthetic set to disk: one process per set, with several workers, whole or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def matches(folder: Path, marker: Mapping[str, Any]) -> bool:
 
 
 def generate(name: str, folder: Path, marker: Mapping[str, Any], recipe: Recipe, workers: int | None) -> None:
-    """Draw a synthetic set unless it is there already; after an interruption, the next start draws it anew.
+    """Draw a synthetic set unless it exists; after an interruption, the next start draws it from the beginning.
 
     Args:
         name: The data set's name, for messages.
@@ -90,7 +90,7 @@ def generate(name: str, folder: Path, marker: Mapping[str, Any], recipe: Recipe,
 
 
 def _draw_all(name: str, folder: Path, recipe: Recipe, workers: int) -> Iterable[int]:
-    """Draw all cases below `folder`, here or in fresh processes, and yield how many were drawn."""
+    """Draw all cases below `folder`, here or in fresh processes, and yield the number drawn since the last one."""
     draw, cases = partial(_draw_chunk, folder, recipe.draw), recipe.cases
     if workers <= 1 or len(cases) < ALONE_BELOW:
         return (draw([case]) for case in cases)
