@@ -136,7 +136,7 @@ def test_channels_last_is_the_same_step_in_another_layout() -> None:
 
 
 def test_peak_memory_grows_with_the_problem() -> None:
-    """An MLP of width 512 with its gradient and momentum: 3 x 3 MiB beside the batch; J 193 MiB more for vmap."""
+    """An MLP of width 512 with its gradient and momentum: 3 x 3 MiB next to the batch; J 193 MiB more for vmap."""
     shape = Shape.parse("mlp512:64")
     of_sgd, of_vmap = (peak_mib(name, "", shape, CPU, 1) for name in ("sgd", "vmap"))
     assert 8 < of_sgd < 64

@@ -177,7 +177,7 @@ def test_no_in_place_operations(network: type[nn.Module]) -> None:
         ("32", "8, 14"),
     ],
 )
-def test_depths_that_are_refused(network: type[nn.Module], depth: Any, near: str) -> None:
+def test_depths_that_are_rejected(network: type[nn.Module], depth: Any, near: str) -> None:
     with pytest.raises(ValueError, match=f"depth must be 6 n \\+ 2.*got {depth!r}.*{near}"):
         network(depth)
 
@@ -194,14 +194,14 @@ def test_depths_that_are_refused(network: type[nn.Module], depth: Any, near: str
         (ResNetGN, {"num_groups": 0}, "num_groups must be a whole number"),
     ],
 )
-def test_options_that_are_refused(network: type[nn.Module], options: dict[str, Any], message: str) -> None:
+def test_options_that_are_rejected(network: type[nn.Module], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         network(8, **options)
 
 
 @every_network
 @pytest.mark.parametrize("shape", [(2, 1, 8, 8), (2, 3, 8), (3, 8, 8)])
-def test_images_of_the_wrong_shape_are_refused(network: type[nn.Module], shape: tuple[int, ...]) -> None:
+def test_images_of_the_wrong_shape_are_rejected(network: type[nn.Module], shape: tuple[int, ...]) -> None:
     """D07: the number of channels must be the network's."""
     with pytest.raises(ValueError, match=r"takes images \[B, 3, H, W\].*in_channels"):
         network(8)(torch.zeros(shape))

@@ -1,4 +1,4 @@
-"""The two-layer network: its scaling, what is trained, and what it refuses."""
+"""The two-layer network: its scaling, what is trained, and what it rejects."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_relu_is_warned_about() -> None:
         ({}, "no fixed number of features"),
     ],
 )
-def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_what_is_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TwoLayer(**arguments)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (3,), (2, 3, 8, 8)])
-def test_inputs_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+def test_inputs_of_another_shape_are_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"takes vectors \[b, 3\].*in_features"):
         TwoLayer(3, width=4)(torch.zeros(shape))

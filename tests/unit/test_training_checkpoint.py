@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
     assert "not what was written" in said[0]
 
 
-def test_the_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_is_rejected(tmp_path: Path) -> None:
     Checkpoints(tmp_path, "one").save(state(1))
     with pytest.raises(InputError, match="not written by this run"):
         Checkpoints(tmp_path, "other").load(lambda message: None)

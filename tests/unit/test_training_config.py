@@ -70,6 +70,6 @@ def test_tf32_is_off_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "xla", "cuda:99", "cpu:x"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+def test_a_device_that_is_not_there_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=f"trainer.device='{name}'"):
         choose_device(name)

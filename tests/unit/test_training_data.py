@@ -68,7 +68,7 @@ def test_one_channel_is_repeated() -> None:
     assert torch.equal(inputs[:, 0], inputs[:, 2])
 
 
-def test_wrong_channels_are_refused() -> None:
+def test_wrong_channels_are_rejected() -> None:
     """D07: two channels cannot become three."""
     with pytest.raises(DataError, match=r"have 2 channels, dataset\.channels asks for 3"):
         make(images=np.zeros((10, 2, 4, 4), np.uint8))
@@ -96,7 +96,7 @@ def test_batches_by_index_match_the_arrays() -> None:
         ({"targets": np.zeros((10, 1))}, "must have shape"),
     ],
 )
-def test_unusable_arrays_are_refused(change: dict[str, Any], message: str) -> None:
+def test_unusable_arrays_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(**change)
 

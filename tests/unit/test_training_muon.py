@@ -122,7 +122,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         muon_with_adamw(small_net().parameters())
 
 
-def test_nothing_for_muon_is_refused() -> None:
+def test_nothing_for_muon_is_rejected() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
     with pytest.raises(ConfigError, match=r"optimizer\.first_and_last=muon"):
         muon_with_adamw(model.parameters())

@@ -49,7 +49,7 @@ class Checkpoints:
             _link(last, self.folder / BEST)
 
     def load(self, say: Callable[[str], None]) -> dict[str, Any] | None:
-        """Return the last checkpoint that loads, or None if there is none; `say` is told if it is not the newest.
+        """Return the last checkpoint that loads, or None if there is none; `say` reports if it is not the newest.
 
         Raises:
             InputError: None of the checkpoints loads, or they are another run's.
