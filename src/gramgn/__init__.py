@@ -1,7 +1,7 @@
 """Gram-Gauss-Newton for regression networks (arXiv 1905.11675), and a reproducible experiment pipeline.
 
 "GGN" means *Gram*-Gauss-Newton here; elsewhere it often stands for the *generalized* Gauss-Newton matrix.
-Public names are resolved on first use (PEP 562), so that ``import gramgn`` imports no torch.
+Public names are resolved on first use (PEP 562), so that `import gramgn` imports no torch.
 """
 
 from __future__ import annotations

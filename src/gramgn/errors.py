@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: shown as one message, without a traceback, with exit code 2."""
+"""Errors that the user can fix: shown as one message, without a traceback, with exit code 2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JobFailedError(Exception):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Return a hint such as ``" (did you mean 'alpha'?)"``, or an empty string where nothing is near.
+    """Return a hint such as `" (did you mean 'alpha'?)"`, or an empty string if no name is similar.
 
     Args:
         given: The name as it was written.
@@ -37,13 +37,13 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, longest: int = 160) -> str:
-    """Return the first line of an error's text, or its kind where it has none (``EOFError``)."""
+    """Return the first line of an error's text, or its kind where it has none (`EOFError`)."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:longest]
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, e.g. ``"1 thread"`` or ``"2 threads"``."""
+    """Return a number with its noun, e.g. `"1 thread"` or `"2 threads"`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
@@ -55,7 +55,11 @@ def is_whole(value: object, minimum: int = 0, maximum: int | None = None) -> boo
 
 
 def checked_choice(option: str, given: T, allowed: Sequence[T]) -> T:
-    """Return ``given`` if it is one of ``allowed``, else raise ConfigError."""
+    """Return `given` if it is one of `allowed`.
+
+    Raises:
+        ConfigError: It is not; the message names the nearest.
+    """
     if given in allowed and not isinstance(given, bool):
         return given
     hint = nearest(given, [str(value) for value in allowed]) if isinstance(given, str) else ""
@@ -63,7 +67,11 @@ def checked_choice(option: str, given: T, allowed: Sequence[T]) -> T:
 
 
 def checked_whole(option: str, given: int, *, minimum: int = 0, maximum: int | None = None) -> int:
-    """Return ``given`` if it is a whole number in the range, bounds included, else raise ConfigError."""
+    """Return `given` if it is a whole number in the range, bounds included.
+
+    Raises:
+        ConfigError: It is not.
+    """
     if is_whole(given, minimum, maximum):
         return given
     upper = "" if maximum is None else f", at most {maximum}"
@@ -71,7 +79,11 @@ def checked_whole(option: str, given: int, *, minimum: int = 0, maximum: int | N
 
 
 def checked_number(option: str, given: float, *, minimum: float, maximum: float) -> float:
-    """Return ``given`` as a float if it lies in the range, bounds included, else raise ConfigError."""
+    """Return `given` as a float if it lies in the range, bounds included.
+
+    Raises:
+        ConfigError: It does not.
+    """
     if isinstance(given, bool) or not isinstance(given, int | float) or not minimum <= given <= maximum:
         raise ConfigError(f"{option}={given}: must be a number from {minimum} to {maximum}")
     return float(given)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 def say(message: str) -> None:
     """Write one plain line to stderr, above a progress bar if one is drawn.
 
-    Where nobody reads stderr any more (``2>&1 | head``) the work goes on: what matters is on disk.
+    Where nobody reads stderr any more (`2>&1 | head`) the work goes on: what matters is on disk.
     """
     with suppress(BrokenPipeError):
         tqdm.write(message, file=sys.stderr)
@@ -33,14 +33,14 @@ def duration(seconds: float) -> str:
 
 
 def track(items: Iterable[T], *, total: int, label: str, unit: str = "it") -> Iterator[T]:
-    """Iterate over ``items`` and show how far it is.
+    """Iterate over `items` and show how far it is.
 
     On a terminal this is a bar; elsewhere one plain line about every tenth of the way, at most one a second.
 
     Args:
         items: What to iterate over.
         total: Number of items expected.
-        label: What is being done, e.g. ``"preparing rsna at 64x64"``.
+        label: What is being done, e.g. `"preparing rsna at 64x64"`.
         unit: What one item is called.
     """
     if sys.stderr.isatty():

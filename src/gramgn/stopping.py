@@ -29,7 +29,7 @@ class StopAtOnce(StopRequested):
 
 
 class StopFlag:
-    """Says whether a signal has come."""
+    """Tells whether a signal has arrived."""
 
     def __init__(self) -> None:
         self.signum: int | None = None

@@ -71,7 +71,7 @@ def changed(run: Path, name: str, **entries: Any) -> Path:
     ("state", "words"),
     [
         ("running", "is running or was killed: wait until it has ended, or resume it"),
-        ("failed", "failed (the disk is full): mend that"),
+        ("failed", "failed (the disk is full): fix that"),
         ("diverged", "diverged (the disk is full), so there is no trained network"),
     ],
 )

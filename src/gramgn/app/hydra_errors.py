@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gramgn.errors import nearest
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
-# Names that other packages give to keys of ours.
+# Names that other packages use for keys of this one.
 SYNONYMS = {
     "learning_rate": "lr",
     "lambda": "lam",
@@ -44,7 +44,7 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
 
 
 def from_hydra(error: BaseException) -> bool:
-    """Return whether Hydra, OmegaConf or a sweeper's search raised an error: then it is about the command."""
+    """Return whether Hydra, OmegaConf or a sweeper's search raised an error, so that it is about the command line."""
     trace = error.__traceback__
     module = ""
     while trace is not None:
@@ -68,7 +68,7 @@ def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: st
 
 
 def _nearest_key(key: str, allowed: Sequence[str]) -> str:
-    """Return a hint at the key that was meant: the same last name in a section, a synonym, or a similar name."""
+    """Return a hint at the key that was meant: the same name in a section, a synonym, or a similar name."""
     section, _, name = key.rpartition(".")
     name = SYNONYMS.get(name, name)
     same = [each for each in allowed if each.rpartition(".")[2] == name and each.startswith(section)]
@@ -76,7 +76,7 @@ def _nearest_key(key: str, allowed: Sequence[str]) -> str:
 
 
 def _swept_apart(key: str, swept: str, arguments: Sequence[str]) -> str:
-    """Explain that not all choices of a sweep have a key, and show the two sweeps that work."""
+    """Explain that some choices of a sweep lack a key, and show two sweeps that work."""
     group, choices = swept.split("=", 1)
     first, *others = choices.split(",")
     with_key = next((word for word in arguments if word.lstrip("+").startswith(f"{key}=")), f"{key}=...")
@@ -106,7 +106,7 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: s
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             config = compose(config_name, overrides=kept)
-    except COMPOSITION_ERRORS:  # something else is wrong as well: then this message lists no keys
+    except COMPOSITION_ERRORS:  # something else is wrong as well: the message lists no keys
         return []
     keys = []
     for name in config:

@@ -145,7 +145,7 @@ def with_local_paths(recorded: Mapping[str, Any], folder: Path) -> dict[str, Any
         except (ValueError, AttributeError, KeyError) as error:
             raise InputError(
                 f"{file} is damaged ({first_line(error)}): it holds the paths {', '.join(PATH_KEYS)} of this machine. "
-                "Mend it, or remove it if the data lies inside the repository"
+                "Fix it, or remove it if the data lies inside the repository"
             ) from error
     return config
 

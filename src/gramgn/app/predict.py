@@ -116,9 +116,9 @@ def check_out(out: Path) -> None:
     if out.is_dir():
         raise InputError(f"out={out} is a folder; give a file, for example out={out / 'predictions.csv'}")
     if not out.parent.is_dir():
-        raise InputError(f"out={out}: there is no folder {out.parent}; make it first")
+        raise InputError(f"out={out}: there is no folder {out.parent}; create it first")
     if out.exists() and not out.is_file():
-        raise InputError(f"out={out} is no regular file; give a file")
+        raise InputError(f"out={out} is not a regular file; give a file")
     if out.exists():
         with out.open("rb") as file:
             first = file.readline(200).decode("utf-8", "replace").strip()

@@ -220,7 +220,7 @@ def _read(path: Path, mtime_ns: int) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _say_once(message: str) -> None:
-    """Write a line once per process: a value is resolved each time that its configuration is."""
+    """Write a line once per process: a configuration may be resolved several times."""
     say(message)
 
 

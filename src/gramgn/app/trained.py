@@ -218,7 +218,7 @@ def _check_ended_well(folder: RunFolder, run: Mapping[str, Any]) -> None:
     resume = f"python train.py {path_override('resume', shown(folder.path))}"
     reasons = {
         "running": f"is running or was killed: wait until it has ended, or resume it: {resume}",
-        "failed": f"failed{why}: mend that, then resume it ({resume}) or choose a run that is done",
+        "failed": f"failed{why}: fix that, then resume it ({resume}) or choose a run that is done",
         "diverged": f"diverged{why}, so there is no trained network: choose a run that is done",
     }
     if run["state"] in reasons:
