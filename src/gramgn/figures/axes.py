@@ -12,9 +12,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gramgn.figures.curves import Comparison
+from gramgn.figures.curves import Comparison, is_standardized, unit_of
 
-NAMES = {
+_NAMES = {
     "train_loss": "training loss",
     "test_loss": "test loss",
     "train_mae": "training error",
@@ -109,16 +109,16 @@ def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
         return None
     label = _label(comparison, column)
     values = rows[column][rows[column] > 0]
-    is_standardized = comparison.standardized and column.endswith("_loss")
+    is_relative = is_standardized(comparison.rows) and column.endswith("_loss")
     starts = rows[rows.run.isin(rows.run[values.index])].drop_duplicates("run")[column]
     # A standardised loss of 30 is thirty times that of predicting the mean: overshoot, not learning.
-    ceiling = 30.0 if is_standardized else 10.0 * float(starts.min())
+    ceiling = 30.0 if is_relative else 10.0 * float(starts.min())
     low, high = float(values.min()) / 1.2, float(values.max()) * 1.2
     if low < ceiling < high:
         high = ceiling
-    if is_standardized and 1.0 < high < 1.6:
+    if is_relative and 1.0 < high < 1.6:
         high = 1.6  # room for the words above the line of the mean
-    return ValueScale(label, low, high, is_standardized)
+    return ValueScale(label, low, high, is_relative)
 
 
 def time_unit(comparison: Comparison) -> tuple[float, str]:
@@ -130,13 +130,12 @@ def time_unit(comparison: Comparison) -> tuple[float, str]:
 
 
 def _label(comparison: Comparison, column: str) -> str:
-    name = NAMES[column]
-    has_unit = comparison.unit != "1"  # plain numbers
+    name, unit = _NAMES[column], unit_of(comparison.rows)
     if column.endswith("_mae"):
-        return f"{name} (mean absolute{', ' + comparison.unit if has_unit else ''})"
-    if comparison.standardized:
+        return f"{name} (mean absolute{'' if unit == '1' else f', {unit}'})"
+    if is_standardized(comparison.rows):
         return f"{name} (MSE, standardised)"
-    return f"{name} (MSE{', ' + comparison.unit + '²' if has_unit else ''})"
+    return f"{name} (MSE{'' if unit == '1' else f', {unit}²'})"
 
 
 def _tick_steps(decades: float) -> tuple[float, ...]:

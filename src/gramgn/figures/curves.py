@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ OPTIMIZER_NAMES = {
 }
 MODEL_NAMES = {"resnet_fixup": "ResNetFixup", "resnet_bn": "ResNetBN", "resnet_gn": "ResNetGN"}
 _MOST_CURVES = 12
+_GROUP = r"^(optimizer|model|trainer)\."
 
 
 # Not compared by value: two tables are equal cell by cell or not at all.
@@ -41,16 +43,6 @@ class Curve:
     rows: pd.DataFrame
     is_ours: bool = False
     has_own_style: bool = True
-
-    @property
-    def optimizer(self) -> str:
-        """The optimizer's choice, e.g. `"ggn"`."""
-        return str(self.rows.optimizer.iloc[0])
-
-    @property
-    def model(self) -> str:
-        """The network's choice, e.g. `"resnet_fixup"`."""
-        return str(self.rows.model.iloc[0])
 
     @cached_property
     def num_seeds(self) -> int:
@@ -115,21 +107,6 @@ class Comparison:
     def rows(self) -> pd.DataFrame:
         """The rows of all curves."""
         return pd.concat([curve.rows for curve in self.curves])
-
-    @property
-    def device(self) -> str:
-        """Name of the device the times were measured on."""
-        return device_name(self.curves[0].rows)
-
-    @property
-    def unit(self) -> str:
-        """Unit of the targets, e.g. `"months"`."""
-        return unit_of(self.curves[0].rows)
-
-    @property
-    def standardized(self) -> bool:
-        """Whether a loss of 1 means predicting the mean."""
-        return is_standardized(self.curves[0].rows)
 
     def legible(self) -> Comparison:
         """Return this with at most 12 curves: those that end with the least training loss."""
@@ -234,7 +211,7 @@ def is_standardized(rows: pd.DataFrame) -> bool:
 
 def file_name(text: str) -> str:
     """Return a text with everything but letters, digits and `-_.` replaced."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
+    return re.sub(r"[^\w.-]", "_", text)
 
 
 def _differing(found: Sequence[pd.DataFrame]) -> list[list[str]]:
@@ -244,20 +221,16 @@ def _differing(found: Sequence[pd.DataFrame]) -> list[list[str]]:
     names = [name for name in columns if len({_plain(each[name]) for each in own}) > 1]
     words = [[f"{name} {_plain(each[name])}" for name in names] for each in own]
     if all(group.folder.iloc[0] for group in found):
-        others = [_recorded_settings(group) for group in found]
+        recorded = [settings(RunFolder(group.folder.iloc[0]).read_run()) for group in found]
+        named = {*SETTING_COLUMNS.values()}  # keys with a column of their own
+        others = [{key: value for key, value in each.items() if key not in named} for each in recorded]
         more = sorted({key for each in others for key in each})
         more = [key for key in more if len({repr(each.get(key)) for each in others}) > 1]
         for each, line in zip(others, words, strict=True):
-            line += [f"{_short(key)} {_plain(each.get(key))}" for key in more]
+            line += [f"{re.sub(_GROUP, '', key)} {_plain(each.get(key))}" for key in more]
     elif not names:
         words = [[f"other settings {group.other_settings.iloc[0]}"] for group in found]
     return words
-
-
-def _recorded_settings(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the settings of the first run that have no column of their own."""
-    found = settings(RunFolder(rows.folder.iloc[0]).read_run())
-    return {key: value for key, value in found.items() if key not in SETTING_COLUMNS.values()}
 
 
 def _stem(rows: pd.DataFrame) -> str:
@@ -284,10 +257,6 @@ def _title(rows: pd.DataFrame) -> str:
 def _last_loss(curve: Curve) -> float:
     points = curve.points("train_loss")
     return float(points["median"].iloc[-1]) if len(points) else np.inf
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("optimizer.").removeprefix("model.").removeprefix("trainer.")
 
 
 def _plain(value: Any) -> str:

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gramgn.errors import counted
 from gramgn.figures.axes import ValueScale, time_unit, value_scale
-from gramgn.figures.curves import Comparison, Curve, seed_points
+from gramgn.figures.curves import Comparison, Curve, device_name, seed_points
 from gramgn.figures.panels import Panel
 from gramgn.figures.style import LineStyle, explain, line_styles
 
@@ -225,7 +225,7 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
     notes += _marks(comparison, [panel.column])
     rows = comparison.rows
     threads = rows.threads[rows.device_kind == "cpu"].dropna().unique()
-    device = comparison.device + "".join(f", {counted(int(count), 'thread')}" for count in threads)
+    device = device_name(comparison.rows) + "".join(f", {counted(int(count), 'thread')}" for count in threads)
     return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]
 
 
@@ -247,7 +247,7 @@ def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -
     if comparison.num_hidden:
         total = len(comparison.curves) + comparison.num_hidden
         notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")
-    time = f"time: training only, on {comparison.device}"
+    time = f"time: training only, on {device_name(comparison.rows)}"
     labels = [curve.legend for curve in comparison.curves]
     title = "\n".join([time, *(["; ".join(notes)] if notes else [])])
     style: dict[str, Any] = {"ncols": _legend_columns(comparison), "title_fontsize": 7, "handlelength": 3.2}

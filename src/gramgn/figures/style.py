@@ -86,7 +86,8 @@ def line_styles(curves: Sequence[Curve]) -> list[LineStyle]:
     """Return a style for each curve, no two alike as long as there are styles left."""
     used: dict[int, LineStyle] = {}
     for place, curve in enumerate(curves):
-        style = _FIXED.get((curve.optimizer, curve.model)) if curve.has_own_style else None
+        first = curve.rows.iloc[0]
+        style = _FIXED.get((first.optimizer, first.model)) if curve.has_own_style else None
         if style is not None and style not in used.values():
             used[place] = style
     for place in range(len(curves)):

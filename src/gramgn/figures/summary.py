@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from gramgn.figures.curves import Comparison, Curve, compare
+from gramgn.figures.curves import Comparison, Curve, compare, is_standardized, unit_of
 
 _WIDTH = 80
 _LABEL = 20
@@ -27,10 +27,11 @@ def summary_table(rows: pd.DataFrame) -> str:
 
 
 def _block(comparison: Comparison) -> str:
-    unit = "standardised" if comparison.standardized else f"{comparison.unit}²"
+    unit = unit_of(comparison.rows)
+    loss_unit = "standardised" if is_standardized(comparison.rows) else f"{unit}²"
     lines = [
         _cut(comparison.title),
-        _cut(f"loss: MSE, {unit}; MAE: test, in {comparison.unit}; all at the last epoch"),
+        _cut(f"loss: MSE, {loss_unit}; MAE: test, in {unit}; all at the last epoch"),
         _line("", [name for name, _ in _COLUMNS]),
         "-" * _WIDTH,
     ]

@@ -180,7 +180,7 @@ def _alt_text(drawing: Drawing, figures: FigureSet | None, axis: str) -> str:
         for curve in figures.curves[drawing.panel.family].curves:
             last = curve.points(column)["median"].tail(1)
             ends += [f"{curve.legend} ends at {number_text(value)}" for value in last]
-        name = {"train_loss": "training loss", "test_loss": "test loss"}[column]
+        name = "test loss" if column == "test_loss" else "training loss"
         return f"Lines of the {name}{axis.strip(',')}, logarithmic: {'; '.join(ends)}."
     if figures is not None:
         return "The figures above, together on one page."

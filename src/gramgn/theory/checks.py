@@ -33,7 +33,7 @@ def check_tensors(**given: object) -> None:
     """Refuse anything but tensors, arrays and lists included.
 
     Raises:
-        TypeError: It is something else; the message says how to convert it.
+        TypeError: It is something else.
     """
     for name, value in given.items():
         if not isinstance(value, Tensor):

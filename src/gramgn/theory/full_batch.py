@@ -25,7 +25,7 @@ class FullBatch:
 
     @property
     def rho(self) -> float:
-        """The predicted contraction of |f - y| a step: the largest modulus of a factor; above 1 it diverges."""
+        """The predicted contraction of |f - y| per step: the largest modulus of a factor; above 1 it diverges."""
         return float(self.factors.abs().max())
 
     def residuals(self, r: Tensor, num_steps: int) -> list[float]:

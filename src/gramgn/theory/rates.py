@@ -45,7 +45,7 @@ def last_order(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
         floor: Residuals at or below it are rounding.
 
     Raises:
-        ValueError: Fewer than three residuals after the first are above the floor; the message says what to do.
+        ValueError: Fewer than three residuals after the first are above the floor.
     """
     kept = [float(value) for value in residuals[1:]]
     end = _first_outside(kept, floor)
@@ -67,7 +67,7 @@ def quadratic_constants(residuals: Sequence[float], *, floor: float = FLOOR) -> 
 
 
 def contraction(residuals: Sequence[float], *, floor: float = FLOOR) -> float:
-    """Return the contraction an epoch: the geometric mean over the second half of the epochs.
+    """Return the contraction per epoch: the geometric mean over the second half of the epochs.
 
     The leading eigenvalues of A come in conjugate pairs, so that single epochs oscillate about rho(A).
 

@@ -26,7 +26,7 @@ class Prediction:
     """What is known of mini-batch training before it, formulas (7) to (9).
 
     Attributes:
-        rho: Spectral radius of A: the predicted contraction of |f - y| an epoch, at most 1. 0 for one batch, whose
+        rho: Spectral radius of A: the predicted contraction of |f - y| per epoch, at most 1. 0 for one batch, whose
             error term is quadratic.
         mu_P: Condition number of the eigenvectors of A, at least 1; infinite where A cannot be diagonalised in
             float64.
@@ -103,7 +103,7 @@ def spectral_radius(splitting: Splitting, *, method: str = "auto") -> float:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     n = len(splitting.G)
     if not bool(splitting.L.any()):
-        return 0.0  # one batch, or batches that do not act on each other; ARPACK refuses A = 0
+        return 0.0  # one batch, or batches that do not act on each other; ARPACK rejects A = 0
     # ARPACK finds fewer than n - 1 eigenvalues; where that is near there is nothing to gain.
     if method == "dense" or n <= (MOST_DENSE if method == "auto" else 4 * NUM_LARGEST):
         return float(torch.linalg.eigvals(splitting.iteration_matrix()).abs().max())
