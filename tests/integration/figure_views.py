@@ -6,8 +6,8 @@ import contextlib
 import importlib.util
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,16 +27,7 @@ from gramgn.figures import (
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-@dataclass(frozen=True)
-class Done:
-    """What a command left: its exit code and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def script(name: str, *arguments: object, outputs: Path | None = None) -> Done:
+def script(name: str, *arguments: object, outputs: Path | None = None) -> CompletedProcess[str]:
     """Run a script's command line in this process, with another folder for its outputs if one is given."""
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None
@@ -48,7 +39,7 @@ def script(name: str, *arguments: object, outputs: Path | None = None) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = module.main([str(word) for word in arguments])
-    return Done(code, out.getvalue(), err.getvalue())
+    return CompletedProcess(name, code, out.getvalue(), err.getvalue())
 
 
 def silent(line: str) -> None:

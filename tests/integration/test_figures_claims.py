@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import figure_runs
 import pytest
 from figure_runs import CURVES, add_run, dataset_of
 from figure_views import only_set
@@ -42,17 +43,11 @@ def add(root: Path, family: str, curve: str, losses: Sequence[float], seed: int 
 
 
 def add_cell(root: Path, lam: float, alpha: float, loss: float, seed: int = 0) -> None:
-    diverged = math.isinf(loss)
-    add_run(
-        root / f"{lam}-{alpha}-{seed}",
-        [9.0] if diverged else [loss] * 10,
-        epochs=10,
-        state="diverged" if diverged else "done",
-        seed=seed,
-        settings={"lam": lam, "alpha": alpha, "damping_convention": "mean"},
-        dataset=dataset_of("rsna", "real", "months"),
-        choices={"experiment": "fig2/rsna_ggn_fixup", "sweep": "lambda_alpha"},
+    place = {"lam": lam, "alpha": alpha, "seed": seed, "dataset": dataset_of("rsna", "real", "months")}
+    ending: dict[str, Any] = (
+        {"losses": [9.0], "state": "diverged"} if math.isinf(loss) else {"losses": [loss] * 10}
     )
+    figure_runs.add_cell(root / f"{lam}-{alpha}-{seed}", epochs=10, **place, **ending)
 
 
 def found(root: Path) -> dict[str, Claim]:
