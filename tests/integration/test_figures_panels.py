@@ -279,15 +279,6 @@ def test_a_missing_loss_interrupts_the_line_and_a_rare_evaluation_does_not(tmp_p
     assert xy(drawn(tmp_path, "fig2a-epoch").axes[0]) == [[1.0, 0.5], [3.0, 0.5]]
 
 
-def test_a_loss_of_zero_is_drawn_on_the_lower_end(tmp_path: Path) -> None:
-    curve_with(tmp_path, epoch=[1, 2, 3], train_loss=[1.0, 0.1, 0.0])
-    figure = drawn(tmp_path, "fig1b")
-    (axes,) = figure.axes
-    marks = [line for line in axes.get_lines() if line.get_marker() == "v"]
-    assert marks[0].get_xydata().tolist() == [[3.0, axes.get_ylim()[0]]]
-    assert "▼: zero or less" in texts(figure)
-
-
 def test_damaged_times_are_reported_and_a_repeated_epoch_counts_once(tmp_path: Path) -> None:
     """F01: left out with a note; of an epoch that is there twice the last row counts."""
     curve_with(tmp_path / "twice", epoch=[1, 2, 2], train_loss=[1.0, 0.5, 0.4])

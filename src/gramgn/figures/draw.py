@@ -87,7 +87,7 @@ def draw_comparison(comparison: Comparison, columns: Sequence[str]) -> Figure | 
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
     panels[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    _add_texts(figure, comparison, list(shown))
+    _add_texts(figure, comparison)
     return figure
 
 
@@ -102,7 +102,7 @@ def draw_curves(
     """Draw one metric into a panel.
 
     Against time if `unit_s` is the number of seconds in the unit of the axis, else against epochs. A line that leaves
-    the vertical axis upwards gets its cross on the upper end, and a triangle on the lower end marks zero or less.
+    the vertical axis upwards gets its cross on the upper end.
     """
     for curve, style in zip(curves, styles, strict=True):
         _draw_finished(axes, curve, style, column, unit_s, scale)
@@ -116,7 +116,7 @@ def _draw_finished(
     points = curve.points(column)
     if points.empty:
         return
-    x, values = _positions(points, unit_s), _on_axis(axes, points, unit_s, style, scale)
+    x, values = _positions(points, unit_s), points["median"].to_numpy()
     (line,) = axes.plot(x, values, color=style.color, linestyle=style.pattern, zorder=3)
     if len(points) == 1 or style.marked:
         line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
@@ -138,32 +138,12 @@ def _draw_diverged(
 ) -> None:
     if points.empty:
         return
-    x, values = _positions(points, unit_s), _on_axis(axes, points, unit_s, style, scale)
+    x, values = _positions(points, unit_s), points["median"].to_numpy()
     axes.plot(x, values, color=style.color, linestyle=style.pattern, linewidth=0.9, zorder=3)
     known = ~np.isnan(values)
     end = _end_inside(x[known], values[known], scale.high)
     cross: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
     axes.plot([end[0]], [end[1]], color=style.color, zorder=4, **cross)
-
-
-def _on_axis(
-    axes: Axes, points: pd.DataFrame, unit_s: float | None, style: LineStyle, scale: ValueScale
-) -> np.ndarray:
-    """Return the medians, those of zero or less put on the lower end of the axis and marked."""
-    values = points["median"].to_numpy()
-    below = values <= 0
-    if not below.any():
-        return values
-    x = _positions(points, unit_s)[below]
-    axes.plot(
-        *(x, np.full(len(x), scale.low)),
-        linestyle="none",
-        marker="v",
-        markersize=4,
-        color=style.color,
-        clip_on=False,
-    )
-    return np.where(below, scale.low, values)
 
 
 def _end_inside(x: np.ndarray, values: np.ndarray, high: float) -> tuple[float, float]:
@@ -222,28 +202,23 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
     notes = [seeds_of(comparison.curves)]
     if any(curve.num_finished > 1 for curve in comparison.curves):
         notes.append("line: median, band: least to greatest")
-    notes += _marks(comparison, [panel.column])
+    notes += _crosses(comparison)
     rows = comparison.rows
     threads = rows.threads[rows.device_kind == "cpu"].dropna().unique()
     device = device_name(comparison.rows) + "".join(f", {counted(int(count), 'thread')}" for count in threads)
     return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]
 
 
-def _marks(comparison: Comparison, columns: Sequence[str]) -> list[str]:
-    """Return what the signs on the lines mean, for those that occur."""
-    notes = ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
-    is_below = any(
-        (curve.points(column)["median"] <= 0).any() for curve in comparison.curves for column in columns
-    )
-    return [*notes, "▼: zero or less"] if is_below else notes
+def _crosses(comparison: Comparison) -> list[str]:
+    return ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
 
 
-def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -> None:
+def _add_texts(figure: Figure, comparison: Comparison) -> None:
     figure.suptitle(comparison.title, fontsize=9)
     notes = [] if any(curve.num_seeds > 1 for curve in comparison.curves) else ["1 seed"]
     if any(curve.num_finished > 1 for curve in comparison.curves):
         notes.append("line: median over seeds; band: least to greatest")
-    notes += _marks(comparison, columns)
+    notes += _crosses(comparison)
     if comparison.num_hidden:
         total = len(comparison.curves) + comparison.num_hidden
         notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")
