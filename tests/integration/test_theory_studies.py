@@ -14,6 +14,7 @@ from house import House, read_rows, read_run
 
 from gramgn.figures import (
     Theory,
+    drawings,
     make_figures,
     read_runs,
     read_table,
@@ -114,9 +115,9 @@ def drawn_from(table: pd.DataFrame, folder: Path) -> tuple[list[str], list[str]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, shown = read_table(folder / "theory.csv", report=lines.append)
-        files = make_figures(shown, folder / "figures", report=lines.append)
+        stems = [each.stem for each in drawings(shown, report=lines.append) if each.render("png")]
         theory_claims(shown.theory)
-    return [path.stem for path in files[::2]], lines
+    return stems, lines
 
 
 @pytest.fixture(scope="module")

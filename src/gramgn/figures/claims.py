@@ -265,7 +265,7 @@ def ratio_at_common_end(column: str, axis: str) -> Score:
 
 
 def speed(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
-    """Return how many times sooner GGN gets to the baselines' least test loss than the baseline did.
+    """Return the time until the baselines' least test loss over the time that GGN takes to reach it.
 
     Returns:
         Ratio of seconds of training; 0 if GGN never gets there, infinite if no baseline has a test loss.
@@ -282,7 +282,7 @@ def speed(ggn: pd.DataFrame, baselines: Sequence[pd.DataFrame]) -> float:
 def _runs(figures: FigureSet, family: str, curve: str) -> dict[int, pd.DataFrame]:
     """Return the rows of one of the paper's curves, e.g. of `fig1/afad_sgd_bn`, by seed.
 
-    Empty if its runs are of several settings: no number belongs to it then.
+    Empty if its runs have several settings: then no single number describes it.
     """
     if family not in figures.curves:
         return {}

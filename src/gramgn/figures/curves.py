@@ -95,7 +95,7 @@ class Comparison:
         stem: Start of the file names.
         title: Data set, whether it is synthetic, image size, number of images, scale.
         curves: Sorted by label.
-        num_hidden: Number of curves that were left out, because no eye can follow that many.
+        num_hidden: Number of curves that were left out, as nobody can tell that many apart.
     """
 
     stem: str

@@ -42,7 +42,7 @@ class Grid:
         epoch: The epoch that losses are taken from.
         rows: The rows of its runs, finished or not.
         losses: `lam`, `alpha`, `seed` and `loss` of each run that has ended; the loss is infinite where it diverged.
-        cells: By lambda and alpha; a pair that nobody asked for is missing.
+        cells: By lambda and alpha; pairs that were not requested are missing.
     """
 
     title: str
@@ -80,7 +80,7 @@ def make_grid(rows: pd.DataFrame, title: str) -> Grid:
     """Sort runs that differ only in lambda, alpha and seed into cells; the first has ended."""
     planned = rows.epochs.iloc[0]
     epoch = EPOCH if pd.isna(planned) else min(EPOCH, int(planned))
-    # A run that is done without a row at this epoch has no loss there either.
+    # A run that is done but has no row at this epoch counts as infinite.
     runs = final_loss(rows, epoch=epoch).astype({"lam": float, "alpha": float})
     losses = runs.loc[runs.state.isin(ENDED), ["lam", "alpha", "seed", "loss"]]
     losses = losses.fillna({"loss": math.inf, "seed": 0}).astype({"loss": float, "seed": int})
@@ -92,7 +92,7 @@ def make_grid(rows: pd.DataFrame, title: str) -> Grid:
         state = "finite" if finite else "diverged"
         cells[_place(own)] = GridCell(state, median if finite else None, num_diverged)
     for own in groups(runs[~runs.state.isin(ENDED)], "lam", "alpha"):
-        # Of several seeds the furthest counts, and a failure before all.
+        # Of several seeds the one that got furthest counts, but a failure comes first.
         found = {_STATES.get(state, "unfinished") for state in own.state}
         cells.setdefault(_place(own), GridCell(min(found, key=["failed", "unfinished", "not run"].index)))
     return Grid(title, epoch, rows, losses, dict(sorted(cells.items())))

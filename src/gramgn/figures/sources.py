@@ -1,4 +1,4 @@
-"""From folders and files to the runs that are drawn."""
+"""From folders and files to the runs that are drawn: those that are whole, and of repetitions the newest."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 import pandas as pd
 
 from gramgn.errors import InputError, counted
+from gramgn.figures.curves import heads
 from gramgn.figures.panels import figure_sets
-from gramgn.figures.select import drawable
 from gramgn.figures.theory import COST_FILE, Theory, is_cost_file, is_of_study, read_costs, theory_runs
 from gramgn.progress import say
-from gramgn.records import ENDED, runs
+from gramgn.records import DATA_COLUMNS, ENDED, METRIC_NAMES, WAITING, newest, runs, same_setting
+
+_TEXTS = (
+    *("experiment", "dataset", "kind", "unit", "scale", "model", "optimizer", "damping_convention"),
+    *("device_kind", "device", "other_settings", "began", "folder", "code", "error"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +71,7 @@ def read_runs(
 def read_table(
     *sources: str | os.PathLike[str], report: Callable[[str], None] = say
 ) -> tuple[pd.DataFrame, Shown]:
-    """Return the table of all runs, whatever became of them, and what can be drawn of it, be it nothing.
+    """Return the table of all runs, whatever their state, and what can be drawn of it, possibly nothing.
 
     Args:
         *sources: See `read_runs`.
@@ -100,3 +105,66 @@ def _of_paper(shown: Shown, report: Callable[[str], None]) -> Shown:
             raise InputError(text)
         report(text)
     return Shown(shown.rows[~shown.rows.run.isin(rest.run)], shown.theory)
+
+
+def drawable(table: pd.DataFrame, report: Callable[[str], None]) -> pd.DataFrame:
+    """Return the runs that can be drawn, and those without a result, which a grid marks.
+
+    A run is drawn if it is done or diverged and its metrics are whole. Of several runs with the same experiment,
+    settings, seed, images and device the newest is drawn. Runs that failed, were stopped or are still running are
+    kept as one row each without metrics, unless a finished run has replaced them; so are jobs that have not begun.
+
+    Returns:
+        The rows, ordered by run and epoch, with two more columns: `images` and `setting` are equal for runs on the
+        same images and for runs with the same settings.
+    """
+    table = _prepared(table)
+    faults = {str(run): fault for run, rows in table.groupby("run") if (fault := _fault(rows))}
+    whole = table[~table.run.isin(list(faults))]
+    kept = newest(whole)
+    repeated = whole[whole.state.isin(ENDED) & ~whole.run.isin(kept.run)]
+    is_shown = kept.state.isin(ENDED)
+    open_runs = heads(table[~table.state.isin([*ENDED, WAITING])])
+    reasons = faults | dict.fromkeys(repeated.run, "repeated later with the same settings and seed")
+    reasons |= dict(zip(open_runs.run, map(_why_open, open_runs.state, open_runs.error), strict=True))
+    for run, reason in sorted(reasons.items()):
+        report(f"left out {run}: {reason}")
+    marked = heads(kept[~is_shown]).drop(columns=list(METRIC_NAMES.values()))
+    return pd.concat([kept[is_shown], marked], ignore_index=True).fillna({"sweep": ""})
+
+
+def _prepared(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table in order, with empty texts where a text is missing, and with the keys of groups."""
+    table = table.assign(**{name: table[name].fillna("") for name in _TEXTS})
+    # Two files may hold the same run, or two runs of one name.
+    table = table.drop_duplicates(["run", "began", "epoch"], keep="last")
+    several = table.groupby("run").began.transform("nunique") > 1
+    table = table.assign(run=table.run.where(~several, table.run + " of " + table.began))
+    table = table.sort_values(["run", "epoch"], ignore_index=True)
+    images = table.groupby(list(DATA_COLUMNS), dropna=False).ngroup()
+    standardized = table.standardized.fillna(True)  # the default
+    return table.assign(images=images, setting=same_setting(table), standardized=standardized)
+
+
+def _fault(rows: pd.DataFrame) -> str | None:
+    """Return why a run that has ended cannot be drawn, or None."""
+    first = rows.iloc[0]
+    if first.state not in ENDED:
+        return None
+    if first.kind not in ("real", "synthetic"):
+        return "its record does not say whether its data is real or synthetic"
+    rows = rows[rows.epoch.notna()]
+    if (rows.train_s.dropna().diff() < 0).any():
+        return "its training time goes backwards"
+    if first.state == "done":
+        if not len(rows):
+            return "its metrics have no epoch"
+        if pd.notna(first.epochs) and rows.epoch.iloc[-1] != first.epochs:
+            return f"its metrics end at epoch {rows.epoch.iloc[-1]} of {first.epochs}"
+    return None
+
+
+def _why_open(state: str, error: str) -> str:
+    if state == "running":
+        return "not finished (still running, or killed)"
+    return state + (f" ({error.splitlines()[0]})" if error else "")

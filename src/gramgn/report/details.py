@@ -1,4 +1,4 @@
-"""In what a run differs from the others, what it was made with, and how its solves went."""
+"""Details of a run: settings in which it differs from the others, provenance, and fall-backs of its solves."""
 
 from __future__ import annotations
 

@@ -54,9 +54,9 @@ COLUMNS = (
     ("device", "device", "where it was trained"),
     ("threads", "threads", "CPU threads"),
 )
-"""Heading, column of `run_values`, what its values are; what is looked at most comes first."""
+"""Heading, column of `run_values`, what its values are; the most consulted first."""
 NUM_PRINTED = 18
-"""The first columns, which are on paper, too: it is narrower than the table."""
+"""Number of columns that are also printed: paper is narrower than the table."""
 
 
 @dataclass(frozen=True, eq=False)
