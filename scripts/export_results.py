@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.figures import Shown, read_runs  # noqa: E402
-from gramgn.records import WAITING, write_results  # noqa: E402
+from gramgn.records import WAITING, runs, write_results  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,12 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{path}: {contents(read_runs(path))}")
             return 0
         shown = read_runs(*given.runs)
-        if not len(shown.finished):
-            raise InputError(
-                "these folders hold files of the theory only, which are results files as they are: "
-                "python scripts/theory.py --out outputs/results"
-            )
         rows = shown.rows[shown.rows.state != WAITING]
+        if not len(shown.finished):  # only runs of the theory's studies
+            rows = runs(*given.runs)
+            rows = rows[rows.state == "done"]
         write_results(rows, given.out)
         print(f"{given.out}: {len(rows)} rows, {contents(shown)}")
     except InputError as error:
@@ -61,12 +59,12 @@ def contents(shown: Shown) -> str:
     Args:
         shown: Its runs.
     """
-    runs = shown.rows[shown.rows.state != WAITING].drop_duplicates("run")
-    if shown.theory and not len(runs):
+    heads = shown.rows[shown.rows.state != WAITING].drop_duplicates("run")
+    if shown.theory and not len(heads):
         return f"the theory: {len(shown.theory.runs)} runs, {len(shown.theory.costs)} timed steps"
-    names = runs.sweep.where(runs.sweep != "", runs.experiment).replace("", "other runs")
+    names = heads.sweep.where(heads.sweep != "", heads.experiment).replace("", "other runs")
     finished = shown.finished.run.nunique()
-    unfinished = f", {len(runs) - finished} unfinished" if len(runs) > finished else ""
+    unfinished = f", {len(heads) - finished} unfinished" if len(heads) > finished else ""
     counts = ", ".join(f"{count} of {name}" for name, count in names.value_counts().sort_index().items())
     return f"{finished} runs{unfinished}: {counts}"
 
