@@ -6,14 +6,16 @@ import csv
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from data_cases import snapshot, write_afad, write_kaggle
-from house import PLUGIN, SMALL, House, read_rows, read_run
-from trained_runs import SMALL_NET, copy_of, rewrite_checkpoint, tool, train, write_scans
+from house import BLOBS, PLUGIN, SMALL, House, read_rows, read_run
+from trained_runs import SMALL_NET, copy_of, in_house, rewrite_checkpoint, tool, train, write_scans
 
+from gramgn.app import train_command
 from gramgn.records import checkpoint_identity
 
 
@@ -180,4 +182,19 @@ def test_a_plugged_in_network_and_data_set(
     names: dict[str, float] = {}
     exec(compile(code, "MODEL_CARD.md", "exec"), names)
     assert isinstance(names["prediction"], float)
-    assert "the terms of its owner" not in card_of(out)  # the plug-in says that it is synthetic
+    card = card_of(out)
+    assert "- blobs: user-defined data set; its terms are those of its owner" in card
+    assert "blobs (synthetic), 48 train, 8 val, 8 test" in card
+    assert "With the same `--config-dir` and `PYTHONPATH`" in card
+    assert f"trainer.epochs={read_run(run)['config']['trainer']['epochs']}" not in card
+
+
+def test_the_command_of_a_resumed_run(house: House, tmp_path: Path) -> None:
+    """It states the epochs that the run has in the end, once."""
+    run = train(house, *SMALL, "trainer.epochs=1")
+    with in_house(house) as patch:
+        patch.setattr(sys, "argv", sys.argv)
+        assert train_command([*BLOBS, f"resume={run}", "trainer.epochs=2"], house.root) == 0
+    assert tool(house, "export", f"run={run}", f"out={tmp_path / 'exported'}") == 0
+    (command,) = re.findall(r"^    python train.py (.*)$", card_of(tmp_path / "exported"), re.MULTILINE)
+    assert re.findall(r"trainer\.epochs=\d", command) == ["trainer.epochs=2"]

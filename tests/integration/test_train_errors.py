@@ -29,6 +29,10 @@ CASES = {
             "adamw, ggn, ggn_lm, ggn_spring, gradient_descent, muon, sgd",
         ],
     ),
+    "a subgroup as the help lists it": (
+        ["experiment/fig1=afad_ggn_fixup"],
+        ["did you mean experiment=fig1/afad_ggn_fixup?"],
+    ),
     "an experiment of another optimizer": (
         ["experiment=fig1/afad_ggn_fixup", "optimizer=sgd"],
         [

@@ -6,19 +6,22 @@ import pprint
 import secrets
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gramgn.app.paths import absolute
+from gramgn.app.config import OBJECT_SECTIONS
+from gramgn.app.paths import absolute, repository
 from gramgn.app.trained import Trained
 from gramgn.data import ImageDataset, Rotation
 from gramgn.errors import InputError, first_line
-from gramgn.records import RunFolder
+from gramgn.records import RunFolder, override_key
 
 WEIGHTS, CARD = "weights.pt", "MODEL_CARD.md"
 SPLITS = ("train", "val", "test")
+OWN = "gramgn."  # beginning of the dotted names of this package's classes
 
 
 def export_run(trained: Trained, out: Path) -> list[Path]:
@@ -77,11 +80,10 @@ def model_card(trained: Trained) -> str:
         for key, value in run["config"]["optimizer"].items()
         if not key.startswith("_") and value is not None and value is not False
     }
-    command = shlex.join(["python", "train.py", *map(str, run.get("overrides") or [])])
     parts = [
         f"# {model.get('name')} on {data.get('name')}{note}",
         f"Predicts one number, in {unit}, from {sample}. {model.get('num_parameters', 0):,} parameters, trained with "
-        f"{run['optimizer'].get('name')} by the reference implementation of Gram-Gauss-Newton (arXiv 1905.11675).",
+        f"{run['optimizer'].get('name')} by an independent implementation of Gram-Gauss-Newton (arXiv 1905.11675).",
         "## Data",
         _data(trained),
         f"**All {noun} are synthetic, drawn by a program. The numbers below say nothing about real {noun}.**"
@@ -94,7 +96,8 @@ def model_card(trained: Trained) -> str:
         '(`python -m pip install ".[pipeline]"` in a checkout of its code):',
         f"```python\n{snippet(trained)}```",
         "## Training",
-        f"    {command}",
+        f"    {_command(trained)}",
+        "With the same `--config-dir` and `PYTHONPATH` as in training." if _is_user_defined(run) else "",
         f"Optimizer {run['optimizer'].get('name')}: {', '.join(f'{key} {value}' for key, value in settings.items())}. "
         f"Batches of {trained.settings.batch_size}, {trained.settings.epochs} epochs, {trained.settings.dtype}, seed "
         f"{run.get('seed')}.",
@@ -162,6 +165,25 @@ def _pixels(trained: Trained, dataset: Any) -> tuple[str, list[str]]:
     ]
 
 
+def _command(trained: Trained) -> str:
+    """Return the command line of the training; that of a resumed run with its final number of epochs."""
+    words = [str(word) for word in trained.run.get("overrides") or []]
+    if trained.run.get("resume_count"):
+        words = [word for word in words if override_key(word) != "trainer.epochs"]
+        words.append(f"trainer.epochs={trained.settings.epochs}")
+    return shlex.join(["python", "train.py", *words])
+
+
+def _is_user_defined(run: Mapping[str, Any]) -> bool:
+    """Return whether data set, network or optimizer came from outside the repository."""
+    choices = run.get("choices") or {}
+    return any(
+        not str(run["config"][group].get("_target_")).startswith((OWN, "torch."))
+        or not (repository() / "conf" / group / f"{choices.get(group)}.yaml").is_file()
+        for group in OBJECT_SECTIONS
+    )
+
+
 def _data(trained: Trained) -> str:
     data, scaling = trained.run["dataset"], trained.scaling
     summary = data.get("summary") or {}
@@ -197,10 +219,11 @@ def _numbers(trained: Trained) -> str:
 
 
 def _terms(trained: Trained, is_synthetic: bool) -> str:
-    name = trained.run["dataset"].get("name")
-    if is_synthetic:
+    name, target = trained.run["dataset"].get("name"), str(trained.run["config"]["dataset"]["_target_"])
+    if is_synthetic and target.startswith(OWN):
         return f"{name}: drawn by this project, nothing real is in it; no terms beyond the code's"
-    return f"{name}: {getattr(trained.dataset(), 'source', '') or 'the terms of its owner'}"
+    source = getattr(trained.dataset(), "source", "")
+    return f"{name}: {source or 'user-defined data set; its terms are those of its owner'}"
 
 
 def _ancestors(trained: Trained) -> list[str]:

@@ -55,6 +55,10 @@ def from_hydra(error: BaseException) -> bool:
 
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
+    if "/" in key and (conf / key).is_dir():
+        top, _, rest = key.partition("/")
+        options = [word.split("=", 1)[1] for word in arguments if word.lstrip("+").startswith(f"{key}=")]
+        return f"'{key}' is no group; did you mean {top}={rest}/{options[0] if options else '<option>'}?"
     # Some of the choices of a swept group may have the key.
     swept = [word for word in arguments if word.startswith(f"{group}=") and "," in word and key != group]
     if swept:

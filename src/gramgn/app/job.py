@@ -153,7 +153,6 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     """Load the data and build the loop, at the last checkpoint if the run is resumed."""
     config = parts.config
     loaded = parts.dataset.load(config.image_size)
-    described = dataset_record(loaded)
     before = ((job.stored or {}).get("dataset") or {}).get("manifest_sha256")
     if before is not None and before != loaded.manifest_sha256:
         raise DataError(
@@ -169,6 +168,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         dtype=getattr(torch, config.dtype),
         standardize_targets=config.standardize_targets,
     )
+    described = dataset_record(loaded)  # after the data was checked
     batch_size = config.batch_size_for(data.size("train"))
     say = recording.reporter.say
     channels_last = config.channels_last and use_channels_last(parts.model, data, say)

@@ -7,6 +7,7 @@ import traceback
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -135,14 +136,19 @@ def first_record(
 
 
 def dataset_record(data: Any) -> dict[str, Any]:
-    """Return the record of a data set; its size is that of the images, whatever was asked for."""
+    """Return the record of a data set; its size is that of the images, whatever was asked for.
+
+    The sizes of the splits are counted here if the data set's summary does not have them.
+    """
+    splits, numbers = np.unique(data.split, return_counts=True)
+    counts = dict(zip(splits.tolist(), numbers.tolist(), strict=True))
     return {
         "name": data.name,
         "kind": data.kind,
         "unit": data.unit,
         "image_size": int(data.images.shape[-1]) if data.images.ndim == 4 else None,
         "manifest_sha256": data.manifest_sha256,
-        "summary": portable(data.summary, repository()),
+        "summary": portable({"counts": counts, **data.summary}, repository()),
     }
 
 

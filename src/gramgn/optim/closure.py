@@ -81,7 +81,8 @@ def call_closure(
     def forward(original: Forward, *args: Any, **kwargs: Any) -> Tensor:
         if calls:
             raise ValueError(
-                "the closure called the model twice; it must call it exactly once, on the whole batch"
+                "the closure called the model twice; it must call it exactly once, on the whole batch: call it "
+                "on the concatenated inputs, model(torch.cat([x1, x2])), and split the output"
             )
         check_modes(next(model.parameters()).device)
         output, num_samples = run(original, args, kwargs)

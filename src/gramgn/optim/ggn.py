@@ -56,8 +56,8 @@ class GramGaussNewton(torch.optim.Optimizer):
     Args:
         model: The network. Each output must depend on its own sample only (no batch statistics).
         params: What to train: parameters of `model`, or parameter groups; None (default): all that require gradients.
-        lr: Step size, the factor of the step, >= 0; default 1, as in the paper, which has none.
-        lam: lambda of the paper, > 0; 1 there.
+        lr: Step size, >= 0; default 1. Multiplies the step; the paper has no such factor.
+        lam: lambda of the paper, > 0; required; the paper uses 1.
         alpha: Damping alpha of the paper, >= 0; 0 for all groups gives the minimum-norm step.
         damping_convention: What alpha is relative to (see `gramgn.damping`). `"mean"` (default): the mean J J^T / b, as
             the mean square loss suggests, alpha_sum = alpha b. `"sum"`: the sum J J^T, as the paper prints the
@@ -67,11 +67,11 @@ class GramGaussNewton(torch.optim.Optimizer):
             the step is d = -(lam C + alpha I)^-1 g with gradient g and generalised Gauss-Newton matrix C of the summed
             cross-entropy (the paper's future work; Schraudolph 2002).
         momentum: mu of SPRING (Goldshlager, Abrahamsen and Lin, arXiv 2401.10190), in [0, 1); default 0, 0.9 is
-            recommended. The damping then pulls the step towards mu times the previous one instead of towards 0. Without
-            damping nothing pulls, so alpha = wd = 0 has no momentum.
+            recommended. The damping then pulls the step towards mu times the previous one instead of towards 0. With
+            alpha = wd = 0, momentum has no effect.
         weight_decay: wd >= 0, in the convention of alpha (with `"trace"`: the mean); default 0. The penalty
             1/2 wd |w + d|^2 is part of the system that is solved.
-        decoupled_weight_decay: Take weight decay out of the system: w <- (1 - lr wd) w before the step, wd as it is
+        decoupled_weight_decay: Take weight decay out of the system: w <- (1 - lr wd) w before the step, wd unscaled
             (Loshchilov and Hutter 2019); default False.
         adaptive_damping: None (default), or `LevenbergMarquardt(...)`, with which alpha follows the ratio of actual and
             predicted decrease; or a mapping of its fields.
@@ -90,7 +90,7 @@ class GramGaussNewton(torch.optim.Optimizer):
 
     Raises:
         ValueError: A value is out of range; there is nothing to train, or parameters of another model; parameter groups
-            that do not go together; batch statistics in training mode; a compiled or wrapped model.
+            that are incompatible; batch statistics in training mode; a compiled or wrapped model.
         RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1).
     """
 
@@ -170,7 +170,8 @@ class GramGaussNewton(torch.optim.Optimizer):
                 leading size, the rest is shared.
 
         Returns:
-            What happened. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was changed.
+            Statistics of the step. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was
+            changed.
 
         Raises:
             ValueError: The closure breaks its contract, or a value in `param_groups` is out of range.

@@ -32,7 +32,10 @@ def check_process() -> None:
 def check_model(model: nn.Module) -> None:
     """Reject everything but a plain module: compiled, scripted or wrapped for several devices."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(
+            f"model must be a torch.nn.Module, got {type(model).__name__}: pass the network itself, not "
+            "model.parameters()"
+        )
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     if compiled or isinstance(model, (torch.jit.ScriptModule, *WRAPPERS)):
         raise ValueError(
@@ -56,8 +59,9 @@ def check_batch_statistics(model: nn.Module) -> None:
             raise ValueError(
                 f"{type(module).__name__} at '{name}' uses the statistics of the batch: an output then "
                 "depends on the other samples, and there is no Jacobian of one sample for Gram-Gauss-Newton "
-                "to use. Use ResNetFixup or ResNetGN (any network that normalises inside each sample), or "
-                "freeze the statistics with model.eval()"
+                "to use. Replace it with GroupNorm or LayerNorm, which normalise inside each sample (among the "
+                "networks of this package: ResNetFixup, ResNetGN), or freeze its statistics with .eval() of the "
+                "normalisation layers"
             )
 
 

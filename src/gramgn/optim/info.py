@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,14 +25,16 @@ WARNINGS = {
 
 @dataclass(frozen=True)
 class StepInfo:
-    """What one step of Gram-Gauss-Newton saw and did.
+    """Statistics of one step.
+
+    `GramGaussNewton.step` sets every field. The defaults stand for what a user-defined optimizer does not measure.
 
     Attributes:
         loss: mean(r^2) over samples and outputs before the step, without a factor 1/2; with `loss="cross_entropy"` the
             mean cross-entropy.
-        residual: r as the closure returned it, detached, [b] or [b, k]; with `loss="cross_entropy"` sqrt(p) - e_c /
-            sqrt(p_c) for the label c.
         num_samples: The number of samples b.
+        residual: r as the closure returned it, detached, [b] or [b, k]; with `loss="cross_entropy"` sqrt(p) - e_c /
+            sqrt(p_c) for the label c. Not shown by `repr`.
         lam: The weight of the Gram matrix in this step.
         alpha_sum: The damping in this step in the *sum* convention (of the first parameter group).
         step_norm: The Euclidean norm of lr d over all parameters, as it was taken (without decoupled weight decay); 0
@@ -40,12 +42,12 @@ class StepInfo:
         predicted_decrease: The decrease of the loss by the linear model r + J (lr d) (can be negative for lam < 1/2, or
             with momentum); 0 where the step was given up, nan where it was not finite.
         status: How the system was solved: `"cholesky"`, `"eigh"` (Cholesky failed), `"minimum_norm"` (no damping, or
-            one lost in rounding) or `"non_finite"` (no parameter was changed).
+            one lost in rounding) or `"non_finite"` (no parameter was changed); `"unknown"` by default.
         ill_conditioned: Whether G's small eigenvalues were rounding: alpha is below what the precision of J can
             resolve, or directions were cut off by the minimum-norm solution.
         trace: The trace of G.
         gram: G = J J^T in float64, [b, b] or [b k, b k] with rows (sample, output), summed over parameter groups. Drop
-            it if you keep many infos.
+            it if you keep many infos. Not shown by `repr`.
         alpha: The damping in this step in the configured convention, after warm-up (of the first group).
         lr: The step size that was taken (of the first group): smaller than configured after a line search or where
             `max_step_norm` was exceeded; 0 where nothing moved.
@@ -56,25 +58,25 @@ class StepInfo:
     """
 
     loss: float
-    residual: Tensor
     num_samples: int
-    lam: float
-    alpha_sum: float
-    step_norm: float
-    predicted_decrease: float
-    status: str
-    ill_conditioned: bool
-    trace: float
-    gram: Tensor
-    alpha: float
-    lr: float
-    actual_decrease: float
-    rejected: int
-    given_up: bool
+    residual: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    lam: float = math.nan
+    alpha_sum: float = math.nan
+    step_norm: float = math.nan
+    predicted_decrease: float = math.nan
+    status: str = "unknown"
+    ill_conditioned: bool = False
+    trace: float = math.nan
+    gram: Tensor = field(default_factory=lambda: torch.empty(0, 0), repr=False)
+    alpha: float = math.nan
+    lr: float = math.nan
+    actual_decrease: float = math.nan
+    rejected: int = 0
+    given_up: bool = False
 
     def spectrum(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue of G (nan where G is not finite)."""
-        if not bool(torch.isfinite(self.gram).all()):
+        """Return the smallest and the largest eigenvalue of G (nan where G is not finite or was not given)."""
+        if not self.gram.numel() or not bool(torch.isfinite(self.gram).all()):
             return float("nan"), float("nan")
         eigenvalues = torch.linalg.eigvalsh(self.gram)
         return float(eigenvalues[0]), float(eigenvalues[-1])

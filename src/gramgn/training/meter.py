@@ -42,10 +42,9 @@ class StepReport:
             "step_norm": info.step_norm,
             "predicted_decrease": info.predicted_decrease,
             "trace_gram": info.trace,
+            "actual_decrease": info.actual_decrease,  # it costs a forward pass, so that not every step measures it
         }
-        if math.isfinite(info.actual_decrease):  # it costs a forward pass, so that not every step measures it
-            measured["actual_decrease"] = info.actual_decrease
-        return measured
+        return {name: value for name, value in measured.items() if math.isfinite(value)}
 
 
 @dataclass
@@ -77,15 +76,17 @@ class EpochMeter:
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.numbers[name] = self.numbers.get(name, 0) + 1
         if (info := report.info) is not None:
-            self.alpha, self.alpha_sum = info.alpha, info.alpha_sum
+            if math.isfinite(info.alpha_sum):
+                self.alpha, self.alpha_sum = info.alpha, info.alpha_sum
             self.counts = self.counts or dict.fromkeys(COUNTS, 0)
-            self.counts[f"solve_{info.status}"] += 1
+            if info.status in SOLVES:  # a user-defined optimizer may solve in another way, or not at all
+                self.counts[f"solve_{info.status}"] += 1
             self.counts["ill_conditioned"] += int(info.ill_conditioned)
             self.counts["rejected_steps"] += info.rejected
 
     def close(self, last: StepInfo | None) -> None:
         """Take the spectrum of G of the epoch's last step; it is measured once per epoch, outside training."""
-        if last is not None:
+        if last is not None and last.gram.numel():
             self.lambda_min, self.lambda_max = last.spectrum()
 
     def row(self, target_std: float) -> dict[str, Any]:

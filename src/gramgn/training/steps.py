@@ -40,8 +40,8 @@ def residuals(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def takes_model(optimizer_class: Any) -> bool:
     """Return whether an optimizer is built from the module itself: its class has `takes_model = True`.
 
-    Such an optimizer is given a closure that returns the residuals and returns a `gramgn.optim.StepInfo`; any
-    other is built from `parameters()` and given a closure that returns the loss.
+    The `step` of such an optimizer is given a closure that returns the residuals, and returns a
+    `gramgn.optim.StepInfo`; any other is built from `parameters()` and given a closure that returns the loss.
     """
     return getattr(optimizer_class, "takes_model", False) is True
 
@@ -94,17 +94,40 @@ class Stepper:
         set_rng_state(random)
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
-        """Take one step on inputs [b, ...] and targets [b]."""
+        """Take one step on inputs [b, ...] and targets [b].
+
+        Raises:
+            ConfigError: An optimizer with `takes_model = True` does not return a `StepInfo`, or does not call the
+                closure.
+        """
         if not self._wants_residuals:
             return self._gradient_step(inputs, targets)
+        first: list[Tensor] = []
+
+        def closure() -> Tensor:
+            residual = residuals(self.model, inputs, targets)
+            if not first:
+                first.append(residual.detach())
+            return residual
+
         captured = self._captured.get(inputs.shape)
         if captured is not None:
             info = captured(inputs, targets)
         else:
             step: Any = self.optimizer.step
-            info = step(lambda: residuals(self.model, inputs, targets))
-        absolute_error = float(info.residual.abs().mean())
-        return StepReport(len(targets), info.loss, absolute_error, info.status != "non_finite", info=info)
+            info = step(closure)
+            if not isinstance(info, StepInfo):
+                raise ConfigError(
+                    f"{type(self.optimizer).__name__} has takes_model = True, so its step must return a "
+                    f"gramgn.optim.StepInfo, but it returned {type(info).__name__}. "
+                    "StepInfo(loss=..., num_samples=...) is enough"
+                )
+            if not first and not info.residual.numel():
+                raise ConfigError(f"{type(self.optimizer).__name__}: its step did not call the closure")
+        residual = info.residual if info.residual.numel() else first[0]
+        loss, absolute_error = float(info.loss), float(residual.abs().mean())
+        finite = info.status != "non_finite" and math.isfinite(loss)
+        return StepReport(len(targets), loss, absolute_error, finite, info=info)
 
     def _gradient_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
         first: list[list[float]] = []
