@@ -80,7 +80,7 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/results/README.md && rm build/docs/results/README.md.bak
 	@$(BIN)/zensical build --strict --clean
 
-paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (under 2 hours)
+paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
 theory: $(READY) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
@@ -93,7 +93,7 @@ figures: $(READY) ## draw the paper's runs into outputs/figures; RUNS=<folders> 
 report: $(READY) ## one page about all runs, outputs/report/index.html, or about RUNS=<folders>, RESULTS=<CSV files>
 	@$(BIN)/python scripts/make_report.py $(SOURCES)
 
-bench: $(READY) ## measure a step beside SGD's and other packages' (about 15 minutes, on an idle machine)
+bench: $(READY) ## measure a step relative to SGD's and other packages' (about 15 minutes, on an idle machine)
 	@$(BIN)/python benchmarks/step.py --breakdown --kernels
 
 bench-pipeline: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline

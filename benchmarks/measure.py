@@ -307,7 +307,7 @@ def peak_mib(path: str, variant: str, shape: Shape, device: torch.device, thread
 
     CUDA: the most that torch's allocator handed out, less what other paths hold. CPU: the largest resident size of a
     fresh process, less its size after steps of the same path on a tiny problem, which load all code. glibc's malloc
-    is told to return every larger block as soon as it is freed: by default it keeps more of them the longer a process
+    is set to return every larger block as soon as it is freed: by default it keeps more of them the longer a process
     runs, and the peak then shows the holes between blocks, which differ from run to run.
 
     Args:

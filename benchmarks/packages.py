@@ -127,7 +127,7 @@ class _WrappedFixup(nn.Module):
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` in which every parameter belongs to a module of its own."""
+    """Return a copy of `model` in which every parameter belongs to its own module."""
     return _WrappedFixup(model) if isinstance(model, ResNetFixup) else copy.deepcopy(model)
 
 

@@ -14,7 +14,7 @@ x = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
 train, test = torch.arange(600), torch.arange(600, 1200)
 model = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 3))
 
-# The closure returns logits [b, k] and labels [b]; "mean": alpha stands beside the mean over the b samples. Where
+# The closure returns logits [b, k] and labels [b]; "mean": alpha is added to the mean over the b samples. Where
 # steps overshoot, raise alpha, or let line_search="armijo" shorten them.
 optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, damping_convention="mean", loss="cross_entropy")
 

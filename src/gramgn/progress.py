@@ -16,7 +16,7 @@ T = TypeVar("T")
 def say(message: str) -> None:
     """Write one plain line to stderr, above a progress bar if one is drawn.
 
-    Where nobody reads stderr any more (`2>&1 | head`) the work goes on: what matters is on disk.
+    If stderr is closed (`2>&1 | head`), the work continues: what matters is on disk.
     """
     with suppress(BrokenPipeError):
         tqdm.write(message, file=sys.stderr)

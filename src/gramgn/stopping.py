@@ -29,13 +29,13 @@ class StopAtOnce(StopRequested):
 
 
 class StopFlag:
-    """Tells whether a signal has arrived."""
+    """Records whether a signal has arrived."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
 
     def raise_if_set(self) -> None:
-        """Raise :class:`StopRequested` if a signal has come."""
+        """Raise `StopRequested` if a signal has come."""
         if self.signum is not None:
             raise StopRequested(self.signum)
 
@@ -44,7 +44,7 @@ class StopFlag:
 def deferred_signals() -> Iterator[StopFlag]:
     """Inside, SIGINT and SIGTERM set the flag that is handed out, to be looked at where stopping is safe.
 
-    A second signal raises :class:`StopAtOnce`, a third ends the process.
+    A second signal raises `StopAtOnce`, a third ends the process.
     """
     flag = StopFlag()
     with _handlers(_Stages(flag)):
@@ -53,7 +53,7 @@ def deferred_signals() -> Iterator[StopFlag]:
 
 @contextmanager
 def raising_signals() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise :class:`StopAtOnce`: for work that can be done again.
+    """Inside, SIGINT and SIGTERM raise `StopAtOnce`: for work that can be done again.
 
     A second signal, while what the first interrupted is being cleaned up, ends the process: cleaning up that
     is itself interrupted would leave worker processes behind and wait for them forever.

@@ -31,7 +31,7 @@ def available_cores() -> int:
 def check_main_guard() -> None:
     """Raise RuntimeError in a worker process that is still importing its parent's script, which lacks a main guard.
 
-    The standard library does so when such a worker starts processes of its own. To be called before waiting for a
+    The standard library does so when such a worker starts its own processes. To be called before waiting for a
     lock: the parent may hold it, and both would wait forever.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):

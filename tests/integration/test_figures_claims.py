@@ -182,6 +182,15 @@ def test_no_claim_about_alpha_without_lambda_one(tmp_path: Path) -> None:
     assert found(tmp_path)["alpha_hardly_matters"].verdict == "not measured"
 
 
+def test_a_comparison_that_lacks_a_baseline_names_a_missing_run(tmp_path: Path) -> None:
+    """F01: the command makes a run that is not there yet, with the seed of the others."""
+    for curve in ("ggn_fixup", "sgd_bn"):
+        add(tmp_path, "afad", curve, [1.0, 0.5], 3)
+    note = found(tmp_path)["afad_ahead_per_epoch"].note
+    run = "experiment=fig1/afad_sgd_fixup trainer=laptop seed=3"
+    assert note == f"make the runs, e.g. python train.py {run}"
+
+
 def test_the_text_fits_and_names_data_and_scale(tmp_path: Path) -> None:
     for curve in ("ggn_fixup", "sgd_bn", "sgd_fixup"):
         for seed in (0, 1, 2):

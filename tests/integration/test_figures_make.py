@@ -76,7 +76,7 @@ def test_figures_need_no_network_and_no_training_stack(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.stdout.splitlines() == ["4", "1 runs, 0 of them did not end well", "[]"], done.stderr
+    assert done.stdout.splitlines() == ["4", "1 run, all finished", "[]"], done.stderr
 
 
 def test_what_is_finished_is_drawn_and_the_rest_is_named(tmp_path: Path) -> None:

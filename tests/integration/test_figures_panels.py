@@ -279,8 +279,17 @@ def test_a_missing_loss_interrupts_the_line_and_a_rare_evaluation_does_not(tmp_p
     assert xy(drawn(tmp_path, "fig2a-epoch").axes[0]) == [[1.0, 0.5], [3.0, 0.5]]
 
 
+def test_a_loss_above_the_axis_is_marked_on_its_upper_end(tmp_path: Path) -> None:
+    curve_with(tmp_path, epoch=[1, 2, 3], train_loss=[1.0, 81.0, 0.5])
+    figure = drawn(tmp_path, "fig1b")
+    (axes,) = figure.axes
+    marks = [line for line in axes.get_lines() if line.get_marker() == "^"]
+    assert marks[0].get_xydata().tolist() == [[2.0, axes.get_ylim()[1]]]
+    assert "▲: above the axis" in texts(figure)
+
+
 def test_damaged_times_are_reported_and_a_repeated_epoch_counts_once(tmp_path: Path) -> None:
-    """F01: left out with a note; of an epoch that is there twice the last row counts."""
+    """F01: left out with a note; if an epoch occurs twice, the last row is used."""
     curve_with(tmp_path / "twice", epoch=[1, 2, 2], train_loss=[1.0, 0.5, 0.4])
     add_curve(tmp_path / "good", "fig1/afad_sgd_fixup", "sgd", "resnet_fixup", 0, 2, AFAD)
     back = curve_with(tmp_path / "back", epoch=[1, 2], train_loss=[1.0, 0.5], train_s=[5.0, 4.0])

@@ -49,8 +49,10 @@ def test_sets_are_drawn_prepared_and_called_synthetic(loaded: dict[str, Regressi
     assert faces.targets.max() <= 39
 
 
-def test_stray_files_are_left_out_and_reported(loaded: dict[str, RegressionData]) -> None:
-    """D04: Thumbs.db, .DS_Store and lists are no data."""
+def test_stray_files_are_left_out_and_reported(base: Path, loaded: dict[str, RegressionData]) -> None:
+    """D04: Thumbs.db, .DS_Store and lists are no data; the marker of synthetic data is not reported."""
+    for listed in base.rglob("unused.csv"):
+        assert "synthetic.json" not in listed.read_text()
     for data in loaded.values():
         assert sum(data.summary["unused"].values()) >= 2
         assert len(data.keys) == 60

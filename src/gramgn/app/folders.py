@@ -71,7 +71,7 @@ def safe_name(text: object) -> str:
 
 
 def check_place(folder: Path, name: Any) -> None:
-    """Check that a sweep has a folder of its own.
+    """Check that a sweep has its own folder.
 
     Args:
         folder: The sweep's folder.

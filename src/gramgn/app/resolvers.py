@@ -196,7 +196,7 @@ def _matching(
         ]
         values = {"seed": was.get("seed"), **(was.get("optimizer") or {})}
         checks = {
-            # The folder tells the sweep, which may have been renamed or copied since.
+            # The folder's name identifies the sweep, which may have been renamed or copied since.
             f"sweep {folder.path.parent.name}": sweep in (None, folder.path.parent.name),
             f"data set {next(iter(names), None)}": dataset in names,
             f"scale {scale}": scale == config.trainer.scale,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.scan import entries, folders, is_ignored
+from gramgn.data.scan import SYNTHETIC_MARKER, entries, folders, is_ignored
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_whole
 
@@ -83,6 +83,8 @@ class AFAD(ImageDataset):
         base = self._base()
         found: list[Item | Unused] = []
         for entry in entries(base):
+            if entry.name == SYNTHETIC_MARKER:
+                continue
             if is_ignored(entry.name):
                 found.append(Unused(entry.name, "system or hidden file"))
             elif not entry.is_dir():

@@ -50,7 +50,8 @@ def walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
         root: Folder to start from.
 
     Yields:
-        Relative path with `/`, the path, and whether it is to be ignored. An ignored folder is yielded as one path.
+        Relative path with `/`, the path, and whether it is to be ignored. An ignored folder is yielded as one path,
+        the marker of synthetic data not at all.
     """
     seen: set[tuple[int, int]] = set()
 
@@ -60,6 +61,8 @@ def walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
             return
         seen.add((status.st_dev, status.st_ino))
         for entry in entries(folder):
+            if entry.name == SYNTHETIC_MARKER:
+                continue
             ignored = is_ignored(entry.name)
             if entry.is_dir() and not ignored:
                 yield from inside(Path(entry.path), f"{prefix}{entry.name}/")

@@ -29,7 +29,7 @@ class ValueScale:
     Attributes:
         label: Name of the quantity with its unit.
         low: Lower end.
-        high: Upper end; what is above leaves the panel.
+        high: Upper end; what is above leaves the panel, and is marked there.
         is_standardized: Whether 1 means predicting the mean.
     """
 

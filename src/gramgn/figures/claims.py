@@ -20,6 +20,7 @@ WITHIN_EPOCHS = 30
 NEAR_1 = (0.5, 2.0)
 HARDLY = 2.0
 """Factor between the largest and the least loss over alpha."""
+_COMPARED = ("ggn_fixup", "sgd_bn", "sgd_fixup")
 
 Score = Callable[[pd.DataFrame, Sequence[pd.DataFrame]], float]
 """From the rows of GGN's run and of the two baselines to a number."""
@@ -164,6 +165,7 @@ def _against_sgd(figures: FigureSet) -> list[Claim]:
             (Measurement(name, _paired(figures, family, score)),),
             lambda value: value > 1,
             shown=shown,
+            needed=_COMPARED,
         )
         for key, family, text, name, score, shown in cases
     ]
@@ -225,11 +227,13 @@ def _claim(
     holds: Callable[[float], bool],
     note: str = "",
     shown: str | None = None,
+    needed: Sequence[str] = (),
 ) -> Claim:
     panels = [panel for panel in PANELS if panel.family == family and panel.column == "train_loss"]
     numbers = shown or ", ".join(panel.number for panel in panels)
     if not measurements or not measurements[0].values:
-        why = _several_settings(figures, family) or f"make the runs, e.g. {panels[0].command}"
+        command = _missing_run(figures, family, needed) or panels[0].command
+        why = _several_settings(figures, family) or f"make the runs, e.g. {command}"
         return Claim(key, text, numbers, rule, (), "not measured", why)
     seen = {holds(value) for value in measurements[0].values.values()}
     verdict = "mixed" if len(seen) > 1 else ("yes" if seen == {True} else "no")
@@ -238,7 +242,7 @@ def _claim(
 
 def _paired(figures: FigureSet, family: str, score: Score) -> dict[int, float]:
     """Return a score of GGN against both SGD baselines, for each seed that has all three."""
-    ggn, *baselines = (_runs(figures, family, curve) for curve in ("ggn_fixup", "sgd_bn", "sgd_fixup"))
+    ggn, *baselines = (_runs(figures, family, curve) for curve in _COMPARED)
     return {
         seed: score(rows, [found[seed] for found in baselines])
         for seed, rows in ggn.items()
@@ -291,6 +295,21 @@ def _runs(figures: FigureSet, family: str, curve: str) -> dict[int, pd.DataFrame
     if rows.setting.nunique() > 1:
         return {}
     return {int(seed): rows[rows.seed == seed] for seed in rows.seed.unique()}
+
+
+def _missing_run(figures: FigureSet, family: str, needed: Sequence[str]) -> str | None:
+    """Return the command of a run that a comparison lacks, None if it lacks none."""
+    found = {curve: _runs(figures, family, curve) for curve in needed}
+    seeds = {seed for runs in found.values() for seed in runs}
+    # The seed that the most curves have lacks the fewest runs.
+    seed = min(seeds, key=lambda seed: (-sum(seed in runs for runs in found.values()), seed), default=0)
+    for curve, runs in found.items():
+        if seed not in runs:
+            words = [f"python train.py experiment=fig1/{family}_{curve}"]
+            words += [f"dataset={family}_synthetic"] if figures.kind == "synthetic" else []
+            words += [f"trainer={figures.scale}"] if figures.scale in ("laptop", "paper") else []
+            return " ".join([*words, *([f"seed={seed}"] if seed else [])])
+    return None
 
 
 def _several_settings(figures: FigureSet, family: str) -> str | None:

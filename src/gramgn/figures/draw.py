@@ -87,7 +87,7 @@ def draw_comparison(comparison: Comparison, columns: Sequence[str]) -> Figure | 
         axes.set_xlabel(name)
         axes.set_xlim(left=0)
     panels[-1][1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    _add_texts(figure, comparison)
+    _add_texts(figure, comparison, list(shown))
     return figure
 
 
@@ -102,7 +102,7 @@ def draw_curves(
     """Draw one metric into a panel.
 
     Against time if `unit_s` is the number of seconds in the unit of the axis, else against epochs. A line that leaves
-    the vertical axis upwards gets its cross on the upper end.
+    the vertical axis upwards gets its cross on the upper end; if it comes back, a triangle marks what is above.
     """
     for curve, style in zip(curves, styles, strict=True):
         _draw_finished(axes, curve, style, column, unit_s, scale)
@@ -117,6 +117,10 @@ def _draw_finished(
     if points.empty:
         return
     x, values = _positions(points, unit_s), points["median"].to_numpy()
+    above = x[values > scale.high]
+    if len(above):
+        top = np.full(len(above), scale.high)
+        axes.plot(above, top, linestyle="none", marker="^", markersize=4, color=style.color, clip_on=False)
     (line,) = axes.plot(x, values, color=style.color, linestyle=style.pattern, zorder=3)
     if len(points) == 1 or style.marked:
         line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
@@ -202,23 +206,31 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
     notes = [seeds_of(comparison.curves)]
     if any(curve.num_finished > 1 for curve in comparison.curves):
         notes.append("line: median, band: least to greatest")
-    notes += _crosses(comparison)
+    notes += _marks(comparison, [panel.column])
     rows = comparison.rows
     threads = rows.threads[rows.device_kind == "cpu"].dropna().unique()
     device = device_name(comparison.rows) + "".join(f", {counted(int(count), 'thread')}" for count in threads)
     return ["; ".join(notes), f"time: training only, on {device}" if panel.against_time else f"on {device}"]
 
 
-def _crosses(comparison: Comparison) -> list[str]:
-    return ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
+def _marks(comparison: Comparison, columns: Sequence[str]) -> list[str]:
+    """Return what the signs on the lines mean, for those that occur."""
+    notes = ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
+    is_cut = any(
+        scale is not None and (curve.points(column)["median"] > scale.high).any()
+        for column in columns
+        for scale in [value_scale(comparison, column)]
+        for curve in comparison.curves
+    )
+    return [*notes, "▲: above the axis"] if is_cut else notes
 
 
-def _add_texts(figure: Figure, comparison: Comparison) -> None:
+def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -> None:
     figure.suptitle(comparison.title, fontsize=9)
     notes = [] if any(curve.num_seeds > 1 for curve in comparison.curves) else ["1 seed"]
     if any(curve.num_finished > 1 for curve in comparison.curves):
         notes.append("line: median over seeds; band: least to greatest")
-    notes += _crosses(comparison)
+    notes += _marks(comparison, columns)
     if comparison.num_hidden:
         total = len(comparison.curves) + comparison.num_hidden
         notes.append(f"the {len(comparison.curves)} curves of {total} that end with the least training loss")

@@ -1,4 +1,4 @@
-"""How figures look: bundled fonts, colours that colour-blind readers can tell apart, no trace of the day."""
+"""How figures look: bundled fonts, colours that colour-blind readers can distinguish, no trace of the day."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def line_styles(curves: Sequence[Curve]) -> list[LineStyle]:
 def _spare_style(used: Sequence[LineStyle]) -> LineStyle:
     """Return a style that nothing has, of the dashes and then of the colour that the fewest lines have.
 
-    Dashes come first: grey print leaves nothing else to tell two lines apart.
+    Dashes come first: in grey print nothing else distinguishes two lines.
     """
     dashes, colors = Counter(style.dashes for style in used), Counter(style.color for style in used)
     reserved = {*used, *_FIXED.values()}

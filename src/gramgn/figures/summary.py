@@ -41,7 +41,7 @@ def _block(comparison: Comparison) -> str:
 
 
 def _curve_lines(curve: Curve) -> list[str]:
-    """Return a line per seed; a label that is too long for its column has a line of its own."""
+    """Return a line per seed; a label that is too long for its column gets its own line."""
     last = curve.rows.drop_duplicates("run", keep="last").sort_values("seed", kind="stable")
     if len(curve.label) > _LABEL:
         return [_cut(curve.label), *(_run_line("", row) for _, row in last.iterrows())]

@@ -128,7 +128,7 @@ def drew_random_numbers(before: RandomState, device: torch.device) -> bool:
 
 
 def probe_weights(num_rows: int, device: torch.device) -> Tensor:
-    """Return weights [num_rows] in [1, 2) that tell rows apart, without drawing random numbers.
+    """Return weights [num_rows] in [1, 2) that distinguish rows, without drawing random numbers.
 
     They are multiples of the golden ratio modulo 1, which keep near and far rows apart. In float64 (float32 on MPS).
     """

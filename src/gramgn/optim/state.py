@@ -45,7 +45,7 @@ def _checked(
         keys = sorted({key for group in state.get("param_groups", []) for key in group} - {"params"})
         raise ValueError(
             f"this state was saved by another optimizer, not by GramGaussNewton (its settings: "
-            f"{', '.join(keys) or 'none'}): load it into an optimizer of its own kind, or start this one without a "
+            f"{', '.join(keys) or 'none'}): load it into an optimizer of that kind, or start this one without a "
             "state"
         )
     if own.get("format") != FORMAT:

@@ -47,7 +47,7 @@ ROLES: Mapping[str, str] = {
 """Role of each configuration key that does not distinguish every run; a key stands for everything below it."""
 
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads", "tracking")
-"""Keys that a resumed run may be given anew."""
+"""Keys that may be changed when a run is resumed."""
 
 SETTING_COLUMNS: Mapping[str, str] = {
     "depth": "model.depth",

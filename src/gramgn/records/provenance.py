@@ -72,7 +72,7 @@ def git_state(repo: str | os.PathLike[str], *, timeout_s: float = 5.0) -> dict[s
 
     Returns:
         `commit`, `dirty` (tracked changes or untracked files that are not ignored) and `diff_sha256` of
-        all that (None if clean). If git cannot tell, all are None, and `note` gives the reason.
+        all that (None if clean). If git cannot determine them, all are None, and `note` gives the reason.
     """
     root = Path(repo).resolve()
     note = "not a git repository of its own"

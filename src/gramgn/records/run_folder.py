@@ -59,7 +59,7 @@ class RunFolder:
         some = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
         raise InputError(
             f"{folder.path} is not empty (it holds {some}). "
-            f"A new run needs a folder of its own; to continue the run in it, use resume={folder.path}"
+            f"A new run needs its own folder; to continue the run in it, use resume={folder.path}"
         )
 
     @classmethod

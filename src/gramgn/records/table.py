@@ -40,12 +40,13 @@ def runs(
     """Return all runs of some folders and results CSVs as one table, one row per run and epoch.
 
     A run without an epoch (it diverged in the first one, failed, or has only begun) has one row whose `epoch` is
-    missing. Of an epoch that metrics.csv holds twice, the last row counts. Rows are ordered by run, then by epoch.
+    missing. If an epoch occurs twice, the last row is used. Rows are ordered by run, then by epoch.
 
     Columns, with missing values as pandas marks them (`NaN`, `<NA>`):
 
-    - One value per run: `experiment`, `sweep`, `run` (folder relative to the searched one, with `/`), `state` (`done`,
-      `diverged`, `running`, `failed`, `interrupted`), `seed`, `dataset`, `kind` (`real` or `synthetic`), `unit`,
+    - One value per run: `experiment`, `sweep` (the choice `sweep=`; missing for ad-hoc sweeps), `run` (folder, with
+      `/`, relative to the folder given, or to the common parent of several), `state` (`done`, `diverged`, `running`,
+      `failed`, `interrupted`), `seed`, `dataset`, `kind` (`real` or `synthetic`), `unit`,
       `image_size` (pixels), `num_images`, `manifest`, `scale`, `standardized`, `model`, `depth`, `optimizer`, `lr`,
       `lam`, `alpha`, `damping_convention`, `alpha_sum`, `momentum`, `epochs`, `batch_size` (a number or `full`),
       `threads`, `device_kind`, `device`, `other_settings` (a digest, see `same_setting`), `began` (UTC), `git`,
@@ -68,8 +69,8 @@ def runs(
 
     Args:
         *sources: Folders, searched to any depth, and CSV files. A missing folder holds no runs.
-        waiting: Add one row, in the state `waiting`, for each job that a sweep in these folders has not begun; it
-            has what its first neighbour has, apart from its own overrides of lambda, alpha and seed.
+        waiting: Add one row, in the state `waiting`, for each job that a sweep in these folders has not begun; its
+            settings are copied from the sweep's first job, except overrides of lambda, alpha and seed.
         report: Called with one sentence for each run that is left out because a file is damaged. Default: to stderr.
 
     Raises:

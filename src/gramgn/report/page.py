@@ -14,7 +14,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from gramgn.errors import InputError
+from gramgn.errors import InputError, counted
 from gramgn.figures import (
     PANELS,
     THEORY,
@@ -92,7 +92,9 @@ def make_report(*sources: str | os.PathLike[str], out: Path, report: Callable[[s
     )
     # A folder's name need not be text.
     write_atomic(out, text.encode("utf-8", errors="replace"))
-    report(f"{len(found)} runs, {sum(run.reason is not None for run in found)} of them did not end well")
+    num_unfinished = sum(run.reason is not None for run in found)
+    ended = f"{num_unfinished} did not finish" if num_unfinished else "all finished"
+    report(f"{counted(len(found), 'run')}, {ended}")
     return out
 
 

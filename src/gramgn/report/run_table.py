@@ -67,7 +67,7 @@ class ReportRun:
 
     @property
     def name(self) -> str:
-        """Its folder, relative to the searched one."""
+        """Its folder, relative to the folder that was searched."""
         return str(self.rows.run.iloc[0])
 
     @property
@@ -82,7 +82,7 @@ class ReportRun:
 
     @property
     def reason(self) -> str | None:
-        """Why it did not end well; None if it did."""
+        """Why it did not finish; None if it did."""
         if self.state == "done":
             return None
         error = self.value("error")

@@ -25,7 +25,7 @@ from gramgn.sweep.review import Cell
 
 TICK_S = 0.1
 KILL_WAIT_S = 5.0
-# A sweep of W&B itself would take all of our jobs for one run of its own.
+# A sweep of W&B itself would take all of our jobs for a single run.
 WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
 
 

@@ -30,7 +30,7 @@ def whole(name: str, value: int, minimum: int) -> int:
 
 
 def check_tensors(**given: object) -> None:
-    """Refuse anything but tensors, arrays and lists included.
+    """Reject anything but tensors, arrays and lists included.
 
     Raises:
         TypeError: It is something else.
@@ -44,7 +44,7 @@ def check_tensors(**given: object) -> None:
 
 
 def check_float64(**tensors: Tensor) -> None:
-    """Refuse anything but finite float64.
+    """Reject anything but finite float64.
 
     Raises:
         TypeError: It is no tensor.
@@ -64,7 +64,7 @@ def check_float64(**tensors: Tensor) -> None:
 
 
 def check_samples(x: Tensor) -> None:
-    """Refuse anything but a matrix of samples [n, d] with n, d >= 1 in float64.
+    """Reject anything but a matrix of samples [n, d] with n, d >= 1 in float64.
 
     Raises:
         TypeError: It is no tensor.
@@ -110,12 +110,12 @@ def repeated_rows(x: Tensor) -> list[tuple[int, int]]:
 
 
 def is_singular(least: float, largest: float, n: int) -> bool:
-    """Tell whether the least eigenvalue of a Gram matrix [n, n] is zero up to rounding."""
+    """Return whether the least eigenvalue of a Gram matrix [n, n] is zero up to rounding."""
     return least <= n * EPS * largest
 
 
 def check_positive(spectrum: Tensor, what: str) -> None:
-    """Refuse a matrix that is no Gram matrix because an eigenvalue is negative beyond rounding.
+    """Reject a matrix that is no Gram matrix because an eigenvalue is negative beyond rounding.
 
     Args:
         spectrum: Its eigenvalues [n], rising.

@@ -13,7 +13,7 @@ from gramgn.theory.checks import check_float64, check_positive, checked_gram, is
 
 @dataclass(frozen=True)
 class FullBatch:
-    """A method that multiplies the residuals' component in each eigenvector of G by a factor of its own.
+    """A method that multiplies the residuals' component in each eigenvector of G by its own factor.
 
     Attributes:
         factors: [n], in the order of rising eigenvalues of G.

@@ -15,7 +15,7 @@ from gramgn.tracking.client import close_run, open_run
 from gramgn.tracking.config import TrackingConfig
 from gramgn.tracking.mirror import history_row, summary_of
 
-# A run that still says "running" was killed (or is running: then it has a mirror of its own).
+# A run that still says "running" was killed (or is running: then it has its own mirror).
 EXIT_CODES = {"done": 0, "diverged": 3, "failed": 1, "interrupted": 130, "running": 1}
 
 

@@ -48,7 +48,7 @@ def draw_costs(costs: pd.DataFrame) -> Figure:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         legend(axes, loc="upper left")
     low, high = left.get_ylim()
-    # Room for the legends; counts far below any time tell nothing more.
+    # Room for the legends; counts far below any time add no information.
     left.set_ylim(max(low, 1e-2), high * 40)
     left.set(xlabel=f"batch size b ({as_words(first.network)}, m = {first.m:,})", ylabel="time (ms)")
     right.set(xlabel=f"parameters m (b = {over_m.b.iloc[0]})")

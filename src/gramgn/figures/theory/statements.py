@@ -104,11 +104,11 @@ def _contractions(runs: pd.DataFrame) -> list[Claim]:
             known = cyclic.c.dropna()
             name += f"; in cyclic order {median(known):.3f}" if len(known) else ""
             numbers = values_by(shuffled, shuffled.c)
-            random.append(Measurement(f"contraction an epoch in random order, {name}", numbers))
+            random.append(Measurement(f"contraction per epoch in random order, {name}", numbers))
     return [
         _judged(
             "contraction",
-            "Theorem 2: with fixed mini-batches in a fixed order |f - y| falls by ρ(A) an epoch",
+            "Theorem 2: with fixed mini-batches in a fixed order |f - y| falls by ρ(A) per epoch",
             "T3",
             f"|(1 - c) / (1 - ρ) - 1| is at most 5 % in the median over seeds at the largest width{widest}; c is "
             "the geometric mean over the second half of the epochs",
@@ -146,7 +146,7 @@ def _methods(runs: pd.DataFrame) -> list[Claim]:
     relaxed = runs[~is_plain & (runs.method == "ggn")]
     last = int(descent.epochs.max()) if len(descent) else 0
     left = "|f - y| / |f_0 - y| after"
-    over = "contraction of gradient descent a step over that predicted, at its best learning rate"
+    over = "contraction of gradient descent per step over that predicted, at its best learning rate"
     compared = [
         Measurement(over, values_by(descent, descent.c / descent.c_A)),
         Measurement("that contraction", values_by(descent, descent.c)),
@@ -155,7 +155,7 @@ def _methods(runs: pd.DataFrame) -> list[Claim]:
     ]
     measured = [
         Measurement(
-            f"contraction a step with λ = {lam:g}, α = {alpha:g}, over that predicted "
+            f"contraction per step with λ = {lam:g}, α = {alpha:g}, over that predicted "
             f"(ρ {median(own.rho.fillna(0.0)):.3f})",
             values_by(own, own.c / own.c_A),
         )
