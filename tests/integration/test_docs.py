@@ -104,6 +104,8 @@ class Reader:
         """Replace the placeholders of the documentation by what is here."""
         command = command.replace("/data/", f"{self.elsewhere}/")
         command = command.replace("outputs/sweeps/mine", str(self.finished))
+        # Other commands read the published file.
+        command = command.replace("--out outputs/results/paper", "--out outputs/results/exported")
         return command.replace("outputs/runs/<run folder>", str(self.finished))
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
