@@ -1,4 +1,4 @@
-"""Gram-Gauss-Newton on a network of one's own: ``python examples/own_network.py`` (seconds, needs torch alone)."""
+"""Gram-Gauss-Newton on your own network: ``python examples/own_network.py`` (seconds, needs torch alone)."""
 
 import torch
 from torch import nn

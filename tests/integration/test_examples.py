@@ -34,7 +34,7 @@ def test_examples_are_short_and_say_which_convention(repository: Path, name: str
     code = [line for line in ast.unparse(ast.parse(text)).splitlines() if line.strip()]
     assert len(code) <= 26  # with the docstring
     assert 'damping_convention="mean"' in text
-    assert re.search(r"#.*alpha stands beside the mean", text)
+    assert re.search(r"#.*alpha is added to the mean", text)
 
 
 def test_own_network(repository: Path) -> None:
