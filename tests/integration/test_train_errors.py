@@ -33,6 +33,10 @@ CASES = {
         ["experiment/fig1=afad_ggn_fixup"],
         ["did you mean experiment=fig1/afad_ggn_fixup?"],
     ),
+    "the scale of another trainer": (
+        ["scale=debug", "trainer=paper"],
+        ["scale=debug follows from the trainer, which is paper", "give trainer=debug"],
+    ),
     "an experiment of another optimizer": (
         ["experiment=fig1/afad_ggn_fixup", "optimizer=sgd"],
         [

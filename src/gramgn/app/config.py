@@ -143,7 +143,8 @@ def choices_of(hydra: Any) -> dict[str, str]:
         hydra: Hydra's own section of the configuration.
 
     Raises:
-        ConfigError: An experiment was combined with an optimizer that its numbers are not meant for.
+        ConfigError: An experiment was combined with an optimizer that its numbers are not meant for, or the scale of
+            another trainer was chosen.
     """
     chosen: Mapping[Any, Any] = hydra.runtime.choices
     choices = {
@@ -152,6 +153,12 @@ def choices_of(hydra: Any) -> dict[str, str]:
         if option is not None and not str(group).startswith("hydra") and group not in DERIVED_GROUPS
     }
     _check_experiment(choices.get("experiment"), choices.get("optimizer"))
+    scale, trainer = chosen.get("scale"), choices.get("trainer")
+    if scale not in (None, trainer):  # records would name a scale that the run does not have
+        raise ConfigError(
+            f"scale={scale} follows from the trainer, which is {trainer}: give trainer={scale}, or single sizes such "
+            "as trainer.epochs=5"
+        )
     return choices
 
 

@@ -35,7 +35,8 @@ def atomic_file(path: Path) -> Iterator[Path]:
             "some space or repair the permissions, then start again (resume=<run folder> continues a run)."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary.exists():  # on a read-only file system even removing nothing is an error
+            temporary.unlink()
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
