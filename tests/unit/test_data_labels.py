@@ -75,6 +75,15 @@ def test_unusable_ages_are_counted(tmp_path: Path, age: str) -> None:
     assert "t.csv: row 2 (7)" in [entry.path for entry in found.unused]
 
 
+def test_a_table_cut_in_its_last_line_is_rejected(tmp_path: Path) -> None:
+    """What is left of an age of 73 would be another age."""
+    (tmp_path / "t.csv").write_text("id,boneage,male\n8,90,False\n7,7")
+    with pytest.raises(DataError, match=r"t\.csv is cut in its last line"):
+        index(tmp_path)
+    (tmp_path / "t.csv").write_text("id,boneage,male\n8,90,False\n7,73,True")  # only the line end is missing
+    assert {months for _, months, _ in used(index(tmp_path))} == {90.0, 73.0}
+
+
 def test_duplicates_agree_or_are_dropped(tmp_path: Path) -> None:
     """D09: two rows that agree are one; two that do not are none, and both are counted."""
     rows = [(7, 90, ""), (7, 90, "True"), (8, 90, ""), (8, 91, ""), (9, 1, "")]

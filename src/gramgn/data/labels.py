@@ -144,9 +144,13 @@ def _read_csv(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline()
+        lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True) or [""]
+        first, last = lines[0], lines[-1]
         separator = ";" if ";" in first and "," not in first else ","
+        holds_ages = any(_normal(cell) in AGE_COLUMNS for cell in first.split(separator))
+        if holds_ages and not last.endswith("\n") and last.count(separator) < first.count(separator):
+            # What is left of the last number may be another one: 7 of 73.
+            raise DataError(f"the table {path} is cut in its last line ({last!r:.60}): download it again")
         cells = pd.read_csv(
             path,
             sep=separator,
