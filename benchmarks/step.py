@@ -1,6 +1,6 @@
 """Measure a step of Gram-Gauss-Newton relative to one of SGD, torch.func, Opacus, BackPACK and others.
 
-python benchmarks/step.py                                       # the table of the README; minutes
+python benchmarks/step.py                                       # the tables of docs/performance.md; minutes
 python benchmarks/step.py --shapes resnet:32x64 mlp:128 --paths ours vmap --breakdown
 python benchmarks/step.py --sweep --csv outputs/results/sweep.csv
 python benchmarks/step.py --device cuda --report                # the command of make gpu-report

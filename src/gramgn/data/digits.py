@@ -29,7 +29,7 @@ class Digits(VectorDataset):
     Args:
         dim: 64, the only dimension of the data.
         limit: Use at most this number of images, chosen by hash; all if None (the default).
-        split_seed: Seed of the split rule, 80/10/10 (see `data/README.md`); 0 by default.
+        split_seed: Seed of the split rule, 80/10/10 (see `docs/data.md`); 0 by default.
         name: Name used in records and figures.
 
     Raises:

@@ -27,7 +27,7 @@ class RegressionData:
         split: `[N]` of `"train"`, `"val"` or `"test"`.
         keys: `[N]` stable names of the samples, the manifest's key.
         channels: Channels that the network sees; grey is repeated to it on the device.
-        manifest_sha256: Identity of samples, targets and split (see `data/README.md`).
+        manifest_sha256: Identity of samples, targets and split (see `docs/data.md`).
         summary: Plain JSON values: counts, what was left out, how images were resized.
     """
 
