@@ -1,0 +1,84 @@
+// The compiled kernels: every form in one library, chosen by the caller.
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "threads.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
+#ifdef __clang__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+#define LANES 4
+#define FORM portable
+#ifdef __aarch64__
+#define REGISTERS 32
+#else
+#define REGISTERS 16
+#endif
+#include "form.h"
+
+#ifdef __x86_64__
+
+#define LANES 8
+#define REGISTERS 16
+#define FORM avx2
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#include "form.h"
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#define LANES 16
+#define REGISTERS 32
+#define FORM avx512
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")
+#endif
+#include "form.h"
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#define CALL(function, ...)                                    \
+  (form >= 2   ? gramgn::avx512::function(__VA_ARGS__)         \
+   : form == 1 ? gramgn::avx2::function(__VA_ARGS__)           \
+               : gramgn::portable::function(__VA_ARGS__))
+
+int gramgn_best_form(void) {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return avx2 ? 1 + avx512 : 0;
+}
+
+#else
+
+#define CALL(function, ...) ((void)form, gramgn::portable::function(__VA_ARGS__))
+
+int gramgn_best_form(void) { return 0; }
+
+#endif
+
+int gramgn_conv_weight(int form, int threads, const float* x, const float* d, float* out, int64_t out_stride,
+                       const struct Convolution* shape, int winograd) {
+  return CALL(conv_weight, threads, x, d, out, out_stride, *shape, winograd);
+}
