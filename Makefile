@@ -20,6 +20,7 @@ SOURCES = $(if $(strip $(RESULTS)),--results $(strip $(RESULTS)),$(if $(strip $(
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
+KERNELS := $(VENV)/.gramgn-kernels
 
 # Prints the folder that an environment's gramgn is installed from, if it is installed from a checkout.
 define WHOSE
@@ -29,12 +30,27 @@ print(pathlib.Path(u.unquote(u.urlsplit(url).path)).resolve())
 endef
 export WHOSE
 
-.PHONY: help env demo test test-fast lint format docs paper theory figures report bench bench-pipeline gpu-report clean
+# Compiles the kernels next to their sources; $(1): what is done where that is impossible.
+define BUILD_KERNELS
+	@rm -rf build/kernels; mkdir -p build/kernels; suffix=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))'); \
+	library=src/gramgn/optim/kernels/library$$suffix; rm -f $$library; \
+	$(BIN)/python setup.py build_ext --inplace --build-temp build/kernels --build-lib build/kernels > build/kernels/log 2>&1 || true; \
+	if [ ! -e $$library ]; then \
+	    if command -v "$${CXX:-c++}" > /dev/null; then echo "the compiled kernels could not be built (the compiler's messages: build/kernels/log)" >&2; \
+	    else echo "there is no C++ compiler ($${CXX:-c++}), so the compiled kernels are not built" >&2; fi; \
+	    $(1); fi
+endef
+
+.PHONY: help env kernels demo test test-fast lint format docs paper theory figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-env: $(READY) ## build the environment .venv from requirements.lock (about 2 to 10 minutes the first time)
+env: $(KERNELS) ## build the environment .venv from requirements.lock (about 2 to 10 minutes the first time)
+
+kernels: $(READY) ## rebuild the compiled kernels; CXX=clang++ chooses the compiler
+	$(call BUILD_KERNELS,exit 1)
+	@touch $(KERNELS)
 
 # An environment without our mark is made, or, where VENV= names one that exists, only added to: a torch that is
 # there already (a machine's own CUDA build) is kept if pyproject.toml allows it.
@@ -55,13 +71,18 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-demo: $(READY) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
+# Again when a source has changed. Nothing needs the kernels, so a machine without a compiler gets on without them.
+$(KERNELS): $(READY) setup.py $(wildcard src/gramgn/optim/kernels/*.cpp src/gramgn/optim/kernels/*.h)
+	$(call BUILD_KERNELS,echo "Everything works without them; it takes longer. Install g++ or clang++ and run make kernels to have them." >&2)
+	@touch $@
+
+demo: $(KERNELS) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
 	@$(BIN)/python scripts/demo.py
 
-test: $(READY) ## all tests
+test: $(KERNELS) ## all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-test-fast: $(READY) ## the tests without the ones that start whole processes
+test-fast: $(KERNELS) ## the tests without the ones that start whole processes
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/numerics tests/contract
 
 lint: $(READY) ## style, docstrings, types
@@ -80,10 +101,10 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/results/README.md && rm build/docs/results/README.md.bak
 	@$(BIN)/zensical build --strict --clean
 
-paper: $(READY) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (about an hour at laptop scale)
+paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-theory: $(READY) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
+theory: $(KERNELS) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
 	@$(BIN)/python scripts/theory.py
 	@$(BIN)/python benchmarks/cost.py
 
@@ -93,13 +114,13 @@ figures: $(READY) ## draw the paper's runs into outputs/figures; RUNS=<folders> 
 report: $(READY) ## one page about all runs, outputs/report/index.html, or about RUNS=<folders>, RESULTS=<CSV files>
 	@$(BIN)/python scripts/make_report.py $(SOURCES)
 
-bench: $(READY) ## measure a step relative to SGD's and other packages' (about 15 minutes, on an idle machine)
+bench: $(KERNELS) ## measure a step relative to SGD's and other packages' (about 15 minutes, on an idle machine)
 	@$(BIN)/python benchmarks/step.py --breakdown --kernels
 
-bench-pipeline: $(READY) ## measure start-up, preparing, overhead and memory of the pipeline
+bench-pipeline: $(KERNELS) ## measure start-up, preparing, overhead and memory of the pipeline
 	@$(BIN)/python benchmarks/pipeline.py
 
-gpu-report: $(READY) ## the step on a CUDA device, into outputs/results (under 8 minutes)
+gpu-report: $(KERNELS) ## the step on a CUDA device, into outputs/results (under 8 minutes)
 	@$(BIN)/python benchmarks/step.py --device cuda --breakdown --report --limit-s 300
 
 clean: ## remove caches (no data, no results)

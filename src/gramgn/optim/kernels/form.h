@@ -29,6 +29,7 @@ struct Scratch {
 #include "micro.h"
 #include "direct.h"
 #include "conv.h"
+#include "linalg.h"
 // clang-format on
 
 }  // namespace FORM

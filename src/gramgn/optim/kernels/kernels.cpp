@@ -78,7 +78,39 @@ int gramgn_best_form(void) { return 0; }
 
 #endif
 
+#ifndef GRAMGN_SOURCES  // built without setup.py
+#define GRAMGN_SOURCES ""
+#endif
+const char* gramgn_sources(void) { return GRAMGN_SOURCES; }
+
 int gramgn_conv_weight(int form, int threads, const float* x, const float* d, float* out, int64_t out_stride,
                        const struct Convolution* shape, int winograd) {
   return CALL(conv_weight, threads, x, d, out, out_stride, *shape, winograd);
+}
+
+int gramgn_gram(int form, int threads, const float* rows, int64_t stride, int64_t n, int64_t size, double* G) {
+  return CALL(gram, threads, rows, stride, n, size, G);
+}
+
+int gramgn_vector_times_rows(int form, int threads, const float* u, const float* rows, int64_t stride, int64_t n,
+                             int64_t size, float* out) {
+  return CALL(vector_times_rows, threads, u, rows, stride, n, size, out);
+}
+
+int gramgn_row_sums(int form, int threads, const float* a, int64_t n, int64_t size, float* out) {
+  return CALL(row_sums, threads, a, n, size, out);
+}
+
+int gramgn_row_dots(int form, int threads, const float* a, const float* c, int64_t n, int64_t size, float* out) {
+  return CALL(row_dots, threads, a, c, n, size, out);
+}
+
+int gramgn_channel_sums(int form, int threads, const float* d, int64_t b, int64_t places, int64_t channels,
+                        float* out) {
+  return CALL(channel_sums, threads, d, b, places, channels, out);
+}
+
+int gramgn_channel_dots(int form, int threads, const float* d, const float* x, int64_t b, int64_t places,
+                        int64_t channels, float* out) {
+  return CALL(channel_dots, threads, d, x, b, places, channels, out);
 }
