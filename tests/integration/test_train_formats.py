@@ -87,3 +87,25 @@ def test_muon_through_the_command_line(call: Call, house: House, capsys: pytest.
     assert "optimizer (gramgn.training.muon_with_adamw)" in capsys.readouterr().err
     assert house.files() == before
     assert call(*SMALL, "optimizer=muon", "optimizer.first_and_last=muon") == 0
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "ggn"])
+@pytest.mark.parametrize("outputs", ["flat", "all frozen"])
+def test_what_a_network_froze_stays_frozen(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], optimizer: str, outputs: str
+) -> None:
+    """Neither the shape probe nor the loop nor an evaluation switches frozen modules to training mode."""
+    options = (
+        *CONV,
+        "model._target_=outside_formats.FrozenNet",
+        f"optimizer={optimizer}",
+        "trainer.order=cyclic",
+    )
+    small_steps = "optimizer.lr=0.0" if optimizer == "sgd" else "optimizer.alpha=1e12"
+    assert call(*options, f"model.outputs='{outputs}'", small_steps, "trainer.eval_train=true") == 0
+    (folder,) = house.runs()
+    for row in read_rows(folder):  # the same network in training and in evaluation
+        assert float(row["train_loss"]) == pytest.approx(float(row["train_eval_loss"]), rel=1e-4)
+    assert torch.equal(weights(folder)["body.1.running_mean"], torch.zeros(4))
+    assert int(weights(folder)["body.1.num_batches_tracked"]) == 0
+    assert ("FrozenNet was built in evaluation mode" in capsys.readouterr().err) == (outputs == "all frozen")

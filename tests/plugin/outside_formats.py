@@ -78,3 +78,18 @@ class Vectors(Blobs):
             manifest_sha256=f"{self.seed:064x}",
             summary={},
         )
+
+
+class FrozenNet(nn.Module):
+    """Its normalisation and its dropout are frozen by their author, and whatever else there is on request."""
+
+    def __init__(self, channels: int = 3, dropout: float = 0.0, outputs: str = "flat"):
+        super().__init__()
+        norm, drop = nn.BatchNorm2d(4), nn.Dropout(0.9)
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 4, 3, stride=4), norm, nn.Tanh(), drop, nn.Flatten(), nn.Linear(64, 1)
+        )
+        (self if outputs == "all frozen" else nn.ModuleList([norm, drop])).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).squeeze(-1)

@@ -34,6 +34,7 @@ from gramgn.training import (
     apply_settings,
     check_compile,
     choose_device,
+    evaluation_mode,
     load_weights,
     seed_everything,
     synchronize,
@@ -281,9 +282,8 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
     else:  # a user-defined data set need not say what its samples are
         return
     blank = torch.zeros((2, *shape), device=device, dtype=getattr(torch, config.dtype))
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             outputs = model(blank)
     except RecursionError:
         raise
@@ -298,8 +298,6 @@ def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.
             f"the network does not take {kind} of shape {[2, *shape]}: {first_line(error)}. Check "
             + ("model.in_channels, dataset.channels and trainer.image_size" if len(shape) == 3 else "model")
         ) from error
-    finally:
-        model.train()
     got = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
     if got != [2]:
         raise ConfigError(

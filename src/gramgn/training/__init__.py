@@ -17,6 +17,7 @@ from gramgn.training.device import (
     use_channels_last,
 )
 from gramgn.training.loop import Diverged, Trainer, evaluate
+from gramgn.training.modes import evaluation_mode
 from gramgn.training.muon import muon_with_adamw, split_for_muon
 from gramgn.training.reporter import Reporter
 from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
@@ -40,6 +41,7 @@ __all__ = [
     "choose_device",
     "epoch_order",
     "evaluate",
+    "evaluation_mode",
     "load_weights",
     "muon_with_adamw",
     "read_checkpoint",

@@ -21,6 +21,7 @@ from gramgn.errors import ConfigError, first_line
 from gramgn.malloc import keep_freed_blocks, release_kept_blocks
 from gramgn.training.config import TrainerConfig
 from gramgn.training.data import TensorData
+from gramgn.training.modes import evaluation_mode
 
 MIB = 2**20
 
@@ -163,14 +164,12 @@ def _convert(model: nn.Module, memory_format: torch.memory_format) -> None:
 
 
 def _try_forward(model: nn.Module, data: TensorData) -> None:
-    """Try two images in evaluation mode; the mode and the random state are restored."""
-    before, was_training = rng_state(), model.training
-    model.eval()
+    """Try two images in evaluation mode; the modes and the random state are restored."""
+    before = rng_state()
     try:
-        with torch.no_grad():
+        with evaluation_mode(model), torch.no_grad():
             model(data.batch("train", slice(0, 2))[0])
     finally:
-        model.train(was_training)
         set_rng_state(before)
 
 

@@ -21,6 +21,7 @@ from gramgn.training.config import TrainerConfig
 from gramgn.training.data import TensorData
 from gramgn.training.device import PeakMemory, epoch_order, rng_state, set_rng_state
 from gramgn.training.meter import EpochMeter
+from gramgn.training.modes import evaluation_mode
 from gramgn.training.reporter import Reporter
 from gramgn.training.steps import Stepper, residuals
 
@@ -67,7 +68,7 @@ class Evaluation:
 def evaluate(
     model: nn.Module, data: TensorData, split: str, *, batch_size: int, between: Callable[[], None]
 ) -> Evaluation:
-    """Evaluate `model` on a split, in evaluation mode and without gradients; the mode is restored.
+    """Evaluate `model` on a split, in evaluation mode and without gradients; the modes are restored.
 
     Args:
         model: The network.
@@ -76,18 +77,13 @@ def evaluate(
         batch_size: Number of samples per forward pass.
         between: Called between batches; may raise to stop.
     """
-    was_training = model.training
-    model.eval()
     squared = absolute = 0.0
-    try:
-        with torch.no_grad():
-            for start in range(0, data.size(split), batch_size):
-                residual = residuals(model, *data.batch(split, slice(start, start + batch_size)))
-                squared += float(residual.square().sum())
-                absolute += float(residual.abs().sum())
-                between()
-    finally:
-        model.train(was_training)
+    with evaluation_mode(model), torch.no_grad():
+        for start in range(0, data.size(split), batch_size):
+            residual = residuals(model, *data.batch(split, slice(start, start + batch_size)))
+            squared += float(residual.square().sum())
+            absolute += float(residual.abs().sum())
+            between()
     count = data.size(split)
     return Evaluation(loss=squared / count, mae=absolute / count * data.scaling.target_std)
 
@@ -96,7 +92,7 @@ class Trainer:
     """Trains one network with one optimizer on one data set, into one run folder.
 
     Args:
-        model: The network, on its device.
+        model: The network, on its device. Each of its modules is trained in the mode that it has.
         optimizer: Either kind, see `gramgn.training.takes_model`.
         data: The data set, on the same device.
         config: The trainer's settings.
@@ -195,7 +191,11 @@ class Trainer:
             InputError: The disk is full, or the network's outputs do not fit the targets.
         """
         self._begin_report()
-        self.model.train()
+        if not self.model.training:
+            self.reporter.say(
+                f"note: {type(self.model).__name__} was built in evaluation mode and is trained in it (no dropout, "
+                "running statistics as they are); end its __init__ with self.train() to train it in training mode"
+            )
         with self.clock.part("startup"):
             self._stepper.prepare(self._batches_of_each_shape())
         if self._observe is not None and self.position.step == 0:
