@@ -5,7 +5,7 @@ python scripts/contact_sheet.py dataset=rsna dataset.root=/data/rsna image_size=
 python scripts/contact_sheet.py dataset=rotation dataset.root=/data/images.npz out=rotation.png
 
 Everything but out (default outputs/contact_sheets/<data set>-<pixels>.png), columns and rows is an override
-of the configuration, as for scripts/prepare_data.py. A relative out is below the current folder.
+of the configuration (and --config-dir), as for scripts/prepare_data.py. A relative out is below the current folder.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ python scripts/prepare_data.py dataset=afad archive=/downloads/tarball-lite    #
 python scripts/prepare_data.py dataset=rotation dataset.root=/data/hands.npz
 python scripts/prepare_data.py dataset=rsna_synthetic        # draws its images itself
 python scripts/prepare_data.py dataset=rsna_synthetic --check    # hashes every byte of the prepared set
+python scripts/prepare_data.py --config-dir mine/conf dataset=pages    # a user-defined data set
 
 The keys are those of train.py's `dataset` group. It may be interrupted and run again at any time. A start of a run
 compares sizes and times of the prepared files only; `--check` compares their bytes with what was written.

@@ -27,6 +27,7 @@ def afad(root: Path, **options: Any) -> AFAD:
 def content(folder: Path) -> dict[str, Any]:
     """Return every file of a prepared set, without the times of writing."""
     files: dict[str, Any] = snapshot(folder)
+    del files["raw.json"]  # times of the raw files
     meta = json.loads(files["meta.json"])
     for facts in meta["files"].values():
         del facts["mtime_ns"]
@@ -115,7 +116,7 @@ def test_changed_raw_files_are_noticed(tmp_path: Path, capsys: pytest.CaptureFix
     afad(tmp_path / "raw").prepare(16)
     (tmp_path / "raw" / photos[0]).unlink()
     afad(tmp_path / "raw").prepare(16)
-    assert "have changed" in capsys.readouterr().err
+    assert "raw files gone: 1" in capsys.readouterr().err
     assert len(afad(tmp_path / "raw").load(16).keys) == len(photos) - 1
 
 
@@ -284,7 +285,11 @@ class Broken(ImageDataset):
     [
         ((), "no usable raw data"),
         ((Item("a", "1.png", 1.0), Item("a", "2.png", 1.0)), "share the key 'a'"),
-        ((Item("a", "1.png", float("nan")),), "finite"),
+        ((Item("a", "1.png", float("nan")),), "has the target nan; must be a finite number"),
+        ((Item("a", "1.png", None),), "has the target None; must be a finite number"),  # type: ignore[arg-type]
+        ((Item("a", "1.png", "7 years"),), "has the target '7 years'"),  # type: ignore[arg-type]
+        ((Item("a", Path("1.png"), 1.0),), "both must be text"),  # type: ignore[arg-type]
+        ((Item(3, "1.png", 1.0), Item("a", "2.png", 2.0)), "the key 3: both must be text"),  # type: ignore[arg-type]
         ((Item("a", "gone.png", 1.0),), r"gone\.png: cannot be read"),
     ],
 )

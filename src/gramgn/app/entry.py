@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gramgn.app.config import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
-from gramgn.app.hydra_errors import COMPOSITION_ERRORS, explain, from_hydra
+from gramgn.app.hydra_errors import COMPOSITION_ERRORS, explain, from_hydra, search_path, split_config_dir
 from gramgn.app.paths import repository, set_repository
 from gramgn.app.plan import Job, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
@@ -150,9 +150,21 @@ def run_job(config: DictConfig) -> float | None:
     return best
 
 
-def prepare_config(overrides: list[str]) -> dict[str, Any]:
-    """Compose and check `conf/prepare.yaml`: a data set, `image_size` and `archive`."""
-    config = plain(compose_config(overrides, "prepare"))
+def prepare_config(words: list[str]) -> dict[str, Any]:
+    """Compose and check `conf/prepare.yaml`: a data set, `image_size` and `archive`.
+
+    Args:
+        words: Overrides; `--config-dir <folder>` adds a folder of user-defined choices, as for `train.py`.
+
+    Raises:
+        ConfigError: That folder does not exist, a key is given twice, or a key is unknown.
+    """
+    folders, overrides = split_config_dir(words)
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+    check_doubled(overrides)
+    config = plain(compose_config([*overrides, *search_path(folders)], "prepare"))
     # conf/local may set keys of a training as well.
     check_keys("", run_entries(config), ("dataset", "image_size", "archive", "paths", *ENTRIES))
     return config

@@ -37,7 +37,7 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match.group(1), conf, arguments, config_name)
     if match := re.search(r"Could not find '([^']+)'", text):
-        return _unknown_choice(match.group(1), [conf, *_config_dirs(arguments)])
+        return _unknown_choice(match.group(1), [conf, *split_config_dir(arguments)[0]])
     if "Multiple values for" in text:
         return f"{text.splitlines()[0]} (give each group once)"
     return "the command line or configuration cannot be used: " + " ".join(text.split())[:400]
@@ -103,9 +103,7 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: s
 
     kept = [word.split(",")[0] for word in arguments if "=" in word and not word.startswith("-")]
     kept = [word for word in kept if not word.lstrip("+~").startswith(key)]
-    extra = [f"file://{folder}" for folder in _config_dirs(arguments)]
-    if extra:
-        kept.append(f"hydra.searchpath=[{','.join(extra)}]")
+    kept += search_path(split_config_dir(arguments)[0])
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
@@ -118,6 +116,11 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: s
         inner = section.keys() if isinstance(section, DictConfig) and not section._is_none() else ()
         keys += [str(name), *(f"{name!s}.{key!s}" for key in inner if key != "_target_")]
     return keys
+
+
+def search_path(folders: Sequence[Path]) -> list[str]:
+    """Return the overrides that make Hydra's compose search folders, which has no `--config-dir`."""
+    return [f"hydra.searchpath=[{','.join(f'file://{folder}' for folder in folders)}]"] if folders else []
 
 
 def _unknown_choice(choice: str, folders: Sequence[Path]) -> str:
@@ -133,9 +136,9 @@ def _unknown_choice(choice: str, folders: Sequence[Path]) -> str:
     return f"there is no {group}={option}{nearest(option, allowed)}. Choices: {', '.join(allowed)}"
 
 
-def _config_dirs(arguments: Sequence[str]) -> list[Path]:
-    """Return the folders given by `--config-dir`."""
+def split_config_dir(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the folder that `--config-dir` gives, if there is one, and the other words of a command line."""
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--config-dir", "-cd")
-    given, _ = options.parse_known_args(list(arguments))
-    return [Path(given.config_dir).resolve()] if given.config_dir else []
+    given, others = options.parse_known_args(list(arguments))
+    return [Path(given.config_dir).resolve()] if given.config_dir else [], others

@@ -7,7 +7,7 @@ Importing this package needs numpy and Pillow, neither torch nor pandas. Synthet
 from gramgn.data.afad import AFAD
 from gramgn.data.archive import unpack_afad
 from gramgn.data.contact_sheet import contact_sheet, save_contact_sheet
-from gramgn.data.dataset import ImageDataset, prepare_command
+from gramgn.data.dataset import ImageDataset
 from gramgn.data.decode import IMAGE_SUFFIXES, Decode, Decoder, array_path, file_of, image_arrays, load_image
 from gramgn.data.digits import Digits
 from gramgn.data.prepare import decode_all
@@ -44,7 +44,6 @@ __all__ = [
     "file_of",
     "image_arrays",
     "load_image",
-    "prepare_command",
     "save_contact_sheet",
     "split_samples",
     "unpack_afad",

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +16,8 @@ import numpy as np
 from gramgn.data.decode import RESIZE_MODES, Decode, Decoder
 from gramgn.data.prepare import prepare_set
 from gramgn.data.prepared import open_prepared
-from gramgn.data.scan import describe_folder, is_synthetic
+from gramgn.data.raw_state import changes, is_foreign, raw_state, recorded_state
+from gramgn.data.scan import describe_folder, is_synthetic, walk
 from gramgn.data.types import Index, RegressionData
 from gramgn.errors import ConfigError, DataError, checked_choice, checked_whole, nearest
 from gramgn.progress import say
@@ -74,9 +76,7 @@ class ImageDataset(ABC):
         **unknown: object,
     ) -> None:
         for key in unknown:
-            signatures = [inspect.signature(base.__init__) for base in type(self).__mro__]  # type: ignore[misc]
-            parameters = [parameter for each in signatures for parameter in each.parameters.values()]
-            allowed = sorted({"root", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)})
+            allowed = sorted({"root", *self._defaults()})
             raise ConfigError(
                 f"dataset {name}: unknown option '{key}'{nearest(key, allowed)}. "
                 f"Options are: {', '.join(allowed)}"
@@ -104,6 +104,12 @@ class ImageDataset(ABC):
     def settings(self) -> dict[str, Any]:
         """Return the options of the layout that decide which samples are used and what they are."""
         return {}
+
+    def raw_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield every file that the samples may depend on: its path below `root`, and its path."""
+        for relative, path, ignored in walk(self.root):
+            if not ignored and not path.is_relative_to(self.prepared_root):
+                yield relative, path
 
     def ensure_raw(self) -> None:  # noqa: B027 - most layouts have nothing to draw
         """Draw the raw data of a synthetic data set; called before indexing."""
@@ -155,7 +161,28 @@ class ImageDataset(ABC):
 
     def command(self, image_size: int) -> str:
         """Return the command line that prepares this data set."""
-        return prepare_command(self.name, {"dataset.root": self.root, "image_size": image_size})
+        return self._command({"dataset.root": self.root}, image_size)
+
+    def _command(self, options: dict[str, object], image_size: int) -> str:
+        """Return that command line with `options` and all options that differ from their defaults."""
+        changed = {
+            f"dataset.{name}": getattr(self, name)
+            for name, default in self._defaults().items()
+            if name not in ("name", "prepared_root", "limit", "workers")
+            and hasattr(self, name)
+            and getattr(self, name) != default
+        }
+        given = {**options, **changed, "image_size": image_size}.items()
+        words = [f"'{key}={value}'" if " " in str(value) else f"{key}={value}" for key, value in given]
+        is_user_defined = any(is_foreign(base.__module__) for base in type(self).__mro__)
+        where = "--config-dir <your conf folder> " if is_user_defined else ""
+        return f"python scripts/prepare_data.py {where}dataset={self.name} {' '.join(words)}"
+
+    def _defaults(self) -> dict[str, Any]:
+        """Return the options with their defaults."""
+        signatures = [inspect.signature(base.__init__) for base in type(self).__mro__[::-1]]  # type: ignore[misc]
+        parameters = [parameter for each in signatures for parameter in each.parameters.values()]
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     def missing_message(self) -> str:
         """Return the message for missing raw data: the folder, its content, and what to do next."""
@@ -188,8 +215,8 @@ class ImageDataset(ABC):
     def prepare(self, image_size: int) -> Path:
         """Decode every image once and store the set; return its folder.
 
-        A whole set stays as it is if its raw files are unchanged or removed. A set that is damaged, or whose raw files
-        have changed, is rebuilt. An interrupted preparation leaves no set and starts over.
+        A whole set stays as it is if its raw data is unchanged or removed. A set that is damaged, or whose raw data
+        has changed, is rebuilt. An interrupted preparation leaves no set and starts over.
 
         Args:
             image_size: Side of the prepared images in pixels.
@@ -198,16 +225,28 @@ class ImageDataset(ABC):
             DataError: No raw data, files that cannot be decoded (`on_bad_image="error"`), or a full disk.
         """
         folder = self.prepared_folder(image_size)
-        if folder.is_dir() and not self.has_raw():
-            open_prepared(folder, rebuild=self.command(image_size))
-            say(f"already prepared, and the raw files are gone: {folder}")
-            return folder
+        if folder.is_dir() and self._raw_is_gone(folder):
+            try:
+                open_prepared(folder, rebuild=self.command(image_size))
+                return folder
+            except DataError as error:  # a synthetic set is drawn again; of any other, the raw data is needed
+                say(str(error))
         self.ensure_raw()
-        self.check_raw()
-        index = self.index()
-        if not index.items:
-            raise DataError(self.missing_message())
-        return prepare_set(self, image_size, index)
+        try:
+            self.check_raw()
+            state = raw_state(self)
+            index = self.index()
+            if not index.items:
+                raise DataError(self.missing_message())
+        except DataError as error:
+            if not folder.is_dir():
+                raise
+            raise DataError(
+                f"{error}\n  The prepared set {folder} is as it was, but not used: "
+                f"{changes(recorded_state(folder), raw_state(self)) or 'its raw data is not usable'}. "
+                "Put the raw data back, or leave its folder empty to use what was prepared from it"
+            ) from error
+        return prepare_set(self, image_size, index, state)
 
     def load(self, image_size: int) -> RegressionData:
         """Return the prepared set, preparing it first if needed.
@@ -222,6 +261,8 @@ class ImageDataset(ABC):
         if not folder.is_dir():
             self.check_raw()
             say(f"dataset {self.name}: not prepared yet at this size, preparing it now in {folder}")
+            self.prepare(image_size)
+        elif not self._raw_is_gone(folder) and changes(recorded_state(folder), raw_state(self)):
             self.prepare(image_size)
         prepared = open_prepared(folder, rebuild=self.command(image_size))
         manifest, num_skipped = prepared.manifest, len(prepared.meta["skipped"])
@@ -247,15 +288,16 @@ class ImageDataset(ABC):
             summary={**prepared.summary, "limit": self.limit, "used": len(keys[rows])},
         )
 
+    def _raw_is_gone(self, folder: Path) -> bool:
+        """Return, and report, whether nothing is left of the raw data of a prepared set; what is left is unchanged."""
+        before, now = recorded_state(folder), raw_state(self)
+        gone = (before is None or now.only_lacks(before)) and not (now.files and self.has_raw())
+        if gone:
+            say(f"note: the raw files in {self.root} are gone; {folder} was prepared from them")
+        return gone
+
     def _checked_size(self, image_size: int) -> int:
         return self.size_for(checked_whole("image_size", image_size, minimum=MIN_SIZE, maximum=MAX_SIZE))
-
-
-def prepare_command(name: str, options: dict[str, object]) -> str:
-    """Return the command line that prepares a data set with the given overrides, quoted if they hold spaces."""
-    words = [f"{key}={value}" for key, value in options.items()]
-    words = [f"'{word}'" if " " in word else word for word in words]
-    return f"python scripts/prepare_data.py dataset={name} {' '.join(words)}"
 
 
 def checked_name(given: str) -> str:

@@ -13,8 +13,10 @@ import math
 import platform
 import re
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from numbers import Real
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ from gramgn.data.prepared import (
     open_prepared,
     table_text,
 )
+from gramgn.data.raw_state import RawState, changes, decoder_is_ours, recorded_state
 from gramgn.data.scan import some
 from gramgn.data.split import split_samples
 from gramgn.data.types import SPLITS, Decoded, Index, Item, Unused
@@ -57,29 +60,25 @@ Result = Decoded | str
 """A decoded sample, or the message why there is none."""
 
 
-def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
+def prepare_set(dataset: ImageDataset, image_size: int, index: Index, state: RawState) -> Path:
     """Prepare a set unless it is there already, and return its folder.
 
     Args:
         dataset: The data set with its options.
         image_size: Side of the images that was asked for, in pixels.
         index: The raw data.
+        state: What can be seen of the raw data, as it was before it was indexed.
 
     Raises:
         DataError: Two items of one key, a target that is not finite, files that cannot be decoded
             (`on_bad_image="error"`), a full disk, or a folder that cannot be written.
     """
     folder, command = dataset.prepared_folder(image_size), dataset.command(image_size)
-    items = sorted(index.items, key=lambda item: item.key)
+    items = sorted(map(partial(_checked, dataset.name), index.items), key=lambda item: item.key)
     for item, following in pairwise(items):
         if item.key == following.key:
             raise DataError(
                 f"dataset {dataset.name}: {item.path} and {following.path} share the key {item.key!r}; rename one"
-            )
-    for item in items:
-        if not math.isfinite(item.target):
-            raise DataError(
-                f"dataset {dataset.name}: {item.path} has the target {item.target}; must be finite"
             )
     sizes = {file: _size_of(dataset.root / file) for file in {file_of(item.path) for item in items}}
     # The listing decides the content without decoding: keys, labels and file sizes.
@@ -90,7 +89,7 @@ def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
     listing_sha256 = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
     shape = (len(items), dataset.stored_channels, *[dataset.size_for(image_size)] * 2)
     with building(folder, "dataset.prepared_root", math.prod(shape), "preparing") as new:
-        if _is_current(dataset, folder, listing_sha256, command):
+        if _is_current(dataset, folder, listing_sha256, command, state):
             return folder
         new.mkdir()
         rows, skipped = _decode(dataset, items, sum(sizes.values()), shape, new / IMAGES)
@@ -106,8 +105,19 @@ def prepare_set(dataset: ImageDataset, image_size: int, index: Index) -> Path:
         meta |= {"listing_sha256": listing_sha256}
         meta |= {"files": {name: file_facts(new / name) for name in FILES}}
         write_text(new / META, json.dumps(meta, indent=1, ensure_ascii=False) + "\n")
+        state.write(new)
     _report(open_prepared(folder, rebuild=command))
     return folder
+
+
+def _checked(name: str, item: Item) -> Item:
+    """Return an item with its target as a Python float, or raise DataError naming what a user's class got wrong."""
+    if not isinstance(item.key, str) or not isinstance(item.path, str):
+        raise DataError(f"dataset {name}: {item.path!r} with the key {item.key!r}: both must be text (str)")
+    target: Any = item.target
+    if not isinstance(target, Real) or not math.isfinite(target):
+        raise DataError(f"dataset {name}: {item.path} has the target {target!r}; must be a finite number")
+    return replace(item, target=float(target))
 
 
 def _size_of(path: Path) -> int:
@@ -158,7 +168,7 @@ def _decoded(decode: Decode, item: Item) -> Result:
         return str(error)
 
 
-def _is_current(dataset: ImageDataset, folder: Path, listing: str, rebuild: str) -> bool:
+def _is_current(dataset: ImageDataset, folder: Path, listing: str, rebuild: str, state: RawState) -> bool:
     """Return whether a whole set of exactly these raw files is there; report the result."""
     if not folder.is_dir():
         return False
@@ -167,12 +177,25 @@ def _is_current(dataset: ImageDataset, folder: Path, listing: str, rebuild: str)
     except DataError as error:
         say(f"{error}\nrebuilding it")
         return False
-    if prepared.meta["listing_sha256"] != listing:
-        say(f"the raw files in {dataset.root} have changed since {folder} was prepared; rebuilding it")
+    before = recorded_state(folder)
+    changed = changes(before, state)
+    if changed:
+        say(f"the raw data in {dataset.root} has changed since {folder} was prepared: {changed}")
+    images = {file_of(path) for path in prepared.manifest["path"]}
+    same_images = before is not None and all(
+        before.files.get(name) == state.files.get(name) for name in images
+    )
+    if prepared.meta["listing_sha256"] != listing or (
+        changed and not (same_images and decoder_is_ours(dataset))
+    ):
+        say("rebuilding it")
         return False
     if prepared.meta["skipped"] and dataset.on_bad_image == "error":
         say(f"{folder} lacks {len(prepared.meta['skipped'])} files that could not be decoded; rebuilding it")
         return False
+    if changed:
+        say("samples and targets are the same")
+        state.write(folder)
     say(f"already prepared: {folder}")
     return True
 

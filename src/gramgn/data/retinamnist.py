@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,6 +53,10 @@ class RetinaMNIST(ImageDataset):
     def size_for(self, image_size: int) -> int:
         """Return 28, the native size."""
         return NATIVE_SIZE
+
+    def raw_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield the file."""
+        yield self._file, self.root / self._file
 
     def has_raw(self) -> bool:
         """Return whether the file is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -75,6 +76,11 @@ class Rotation(ImageDataset):
             return self.channels
         grey = all(array.shape[3:] in ((), (1,)) for array in image_arrays(self.root / file).values())
         return 1 if grey else self.channels
+
+    def raw_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield the npz file, or all files of a folder of images."""
+        file = self._npz()
+        return iter([(file, self.root / file)]) if file else super().raw_files()
 
     def has_raw(self) -> bool:
         """Return whether an image or the npz file is there."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
-from gramgn.data import AFAD, RSNA, ImageDataset, prepare_command
+from gramgn.data import AFAD, RSNA, ImageDataset
 from gramgn.errors import ConfigError, checked_choice, checked_number, checked_whole, is_whole
 from gramgn.synthetic.recipes import face_recipe, hand_recipe
 from gramgn.synthetic.store import Recipe, generate, matches
@@ -73,7 +73,7 @@ class SyntheticDataset(ImageDataset):
     def command(self, image_size: int) -> str:
         """Return the command line that draws and prepares this data set."""
         options = {f"dataset.{key}": value for key, value in {"root": self.base, **self.drawn_with}.items()}
-        return prepare_command(self.name, {**options, "image_size": image_size})
+        return self._command(options, image_size)
 
 
 class RSNASynthetic(SyntheticDataset, RSNA):
