@@ -190,6 +190,7 @@ def test_engines_are_names_options_or_mappings() -> None:
         "conv_path": "static",
         "low_memory": False,
         "jacobian_dtype": None,
+        "kernels": "auto",
     }
     for options, name, own in (
         (Stream(chunk_size=2), "stream", {"chunk_size": 2}),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import BlockLinearisation, Engine
+from gramgn.optim.kernels import CHOICES, choose
 from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
 from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
@@ -37,9 +38,14 @@ class Stream:
         low_memory: Hold no J and form J^T u by a second backward pass; default False. Needs one residual per sample,
             and excludes `chunk_size`.
         jacobian_dtype: None (default), or `"bfloat16"` to form J by autocast; G is not shortened.
+        kernels: The compiled kernels, which serve float32 networks on the CPU: `"auto"` (default), what the environment
+            variable GRAMGN_KERNELS says, or without it the widest form of vector instructions that this machine and
+            installation offer; `"off"`; or a form: `"avx512"`, `"avx2"` or `"portable"`. Part of `state_dict`. Results
+            of two forms differ in the last bits.
 
     Raises:
-        ValueError: A value is out of range, or `low_memory` and `chunk_size` are combined.
+        ValueError: A value is out of range, `low_memory` and `chunk_size` are combined, or this machine or installation
+            lacks the form.
     """
 
     name: ClassVar[str] = "stream"
@@ -47,9 +53,12 @@ class Stream:
     conv_path: str = "static"
     low_memory: bool = False
     jacobian_dtype: str | torch.dtype | None = None
+    kernels: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("conv_path", self.conv_path, CONV_PATHS)
+        check_choice("kernels", self.kernels, CHOICES)
+        choose(self.kernels)
         check_flag("low_memory", self.low_memory)
         if self.jacobian_dtype not in JACOBIAN_DTYPES:
             raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {self.jacobian_dtype!r}")
@@ -68,6 +77,7 @@ class Stream:
             conv_path=self.conv_path,
             low_memory=self.low_memory,
             jacobian_dtype=torch.bfloat16 if self.jacobian_dtype else None,
+            kernels=self.kernels,
         )
 
 

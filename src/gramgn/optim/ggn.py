@@ -21,6 +21,7 @@ from gramgn.optim.guards import (
     note_device,
 )
 from gramgn.optim.info import WARNINGS, StepInfo, report
+from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import make_loss
 from gramgn.optim.runtime import RandomState, explained_out_of_memory, random_state
 from gramgn.optim.settings import Settings, check_new_group, check_shared, read_settings
@@ -158,6 +159,11 @@ class GramGaussNewton(torch.optim.Optimizer):
         device = next(iter(trained.params.values())).device
         check_modes(device)
         note_device(device)
+
+    @property
+    def kernels(self) -> str:
+        """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
+        return self._engine.kernels if any(map(serves, self._trained().params.values())) else OFF
 
     def step(self, closure: Closure) -> StepInfo:  # type: ignore[override]
         """Take one step on one mini-batch.

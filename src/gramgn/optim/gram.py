@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gramgn.optim.closure import Closure, Trained
+from gramgn.optim.kernels import OFF
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype
 
@@ -52,7 +53,12 @@ class Linearisation(Protocol):
 
 
 class Engine(Protocol):
-    """A way of forming J. An engine that makes no choices by measuring inherits the last two methods."""
+    """A way of forming J. An engine that makes no choices inherits all but `linearise`."""
+
+    @property
+    def kernels(self) -> str:
+        """The form of the compiled kernels that the engine uses, see `gramgn.optim.kernels`; `"off"` without them."""
+        return OFF
 
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate what it returns.

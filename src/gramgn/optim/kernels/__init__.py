@@ -102,9 +102,30 @@ def choose(choice: str) -> str:
     return choice
 
 
-def is_chosen(choice: str) -> bool:
-    """Return whether the option or the environment variable names what to use, instead of leaving it open."""
-    return choice != "auto" or bool(os.environ.get(VARIABLE))
+def resumed(saved: str, choice: str = "auto") -> str:
+    """Return the form, or `"off"`, with which work that was done with `saved` is resumed.
+
+    It is `saved`, so that results are the same to the last bit, unless this machine or installation lacks that form, or
+    the option or the environment variable names another one; a warning reports that.
+
+    Args:
+        saved: A form or `"off"`.
+        choice: The value of the option `kernels`, see `choose`.
+    """
+    own = choose(choice)
+    is_open = choice == "auto" and not os.environ.get(VARIABLE)
+    if own == saved or (is_open and saved in (OFF, *available())):
+        return saved
+    reason = (
+        "as was asked for" if not is_open else missing() or f"this processor runs {', '.join(available())}"
+    )
+    warnings.warn(
+        f"GramGaussNewton: the state was saved with kernels={saved!r}, and continues with {own!r} ({reason}): results "
+        "will differ in the last bits",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+    return own
 
 
 @cache
@@ -346,21 +367,7 @@ def _geometry(
 
 
 def _restored(form: str) -> Kernels | None:
-    """Return the kernels of a pickled engine; where this machine lacks the form, its own, with a warning."""
-    return load(form if form in available() else replacement(form))
-
-
-def replacement(saved: str) -> str:
-    """Return the form that continues work done with a form that this machine does not offer; warn of the difference."""
-    own = choose("auto")
-    reason = missing() or f"this processor runs {' and '.join(available())} only"
-    warnings.warn(
-        f"GramGaussNewton: the saved state was computed with the kernels {saved!r}, and continues with {own!r}: "
-        f"results differ in the last bits ({reason})",
-        RuntimeWarning,
-        stacklevel=4,
-    )
-    return own
+    return load(resumed(form))
 
 
 @cache

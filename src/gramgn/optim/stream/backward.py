@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from gramgn.optim.kernels import Kernels
 from gramgn.optim.runtime import span
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
@@ -27,6 +28,7 @@ class Memories:
     """What an engine keeps between steps."""
 
     conv_paths: ConvPaths
+    kernels: Kernels | None = None
     buffers: Buffers = field(default_factory=Buffers)
     verifier: Verifier = field(default_factory=Verifier)
     warned: set[type] = field(default_factory=set)  # the module types reported as having no rule

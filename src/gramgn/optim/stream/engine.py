@@ -25,6 +25,7 @@ from gramgn.optim.closure import (
     check_per_sample,
     slopes_of,
 )
+from gramgn.optim.kernels import OFF, choose, load, resumed
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import (
     drew_random_numbers,
@@ -62,12 +63,20 @@ class StreamEngine:
         conv_path: str = "static",
         low_memory: bool = False,
         jacobian_dtype: torch.dtype | None = None,
+        kernels: str = "auto",
     ) -> None:
         self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
-        self._memories = Memories(ConvPaths(conv_path))
+        self._kernels = kernels
+        self._memories = Memories(ConvPaths(conv_path), load(choose(kernels)))
         self._fitting: dict[int, int] = {}
         # Which arguments had one entry per sample when chunks were compared with the model's own forward.
         self._compared: set[tuple[bool, ...]] = set()
+
+    @property
+    def kernels(self) -> str:
+        """The form of the compiled kernels, or `"off"`."""
+        kernels = self._memories.kernels
+        return OFF if kernels is None else kernels.form
 
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
@@ -101,14 +110,16 @@ class StreamEngine:
         return self._fitting[batch.size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choices that were made by measuring."""
+        """Return the choices that were made by measuring, and the kernels."""
         return {
+            "kernels": self.kernels,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Adopt earlier choices, so that a resumed run uses the same kernels."""
+        """Adopt earlier choices, so that a resumed run uses the same kernels; a state without an entry used none."""
+        self._memories.kernels = load(resumed(state.get("kernels", OFF), self._kernels))
         self._memories.conv_paths.probed = dict(state["conv_paths"])
         self._fitting = dict(state["samples_at_a_time"])
 
