@@ -115,7 +115,7 @@ report: $(READY) ## one page about all runs, outputs/report/index.html, or about
 	@$(BIN)/python scripts/make_report.py $(SOURCES)
 
 bench: $(KERNELS) ## measure a step relative to SGD's and other packages' (about 15 minutes, on an idle machine)
-	@$(BIN)/python benchmarks/step.py --breakdown --kernels
+	@$(BIN)/python benchmarks/step.py --breakdown --convolutions
 
 bench-pipeline: $(KERNELS) ## measure start-up, preparing, overhead and memory of the pipeline
 	@$(BIN)/python benchmarks/pipeline.py

@@ -9,25 +9,29 @@ To add a way of computing the step: one function that returns a `Prepared` and o
 """
 
 from benchmarks.breakdown import PARTS, Breakdown, Interval, exclusive, launched_within, profile_step
+from benchmarks.convolutions import Convolution, least_ratio, time_convolutions
 from benchmarks.counts import count_operations
 from benchmarks.fit import fit_cost
-from benchmarks.kernels import Kernels, least_ratio, time_kernels
-from benchmarks.measure import Result, Settings, measure, peak_mib
+from benchmarks.measure import Result, Row, Settings, measure, peak_mib
 from benchmarks.packages import Prepared
 from benchmarks.paths import PATHS, Path, choose_paths, ours, parameters_of
 from benchmarks.problem import Problem, Shape, make_problem
+from benchmarks.reporting import shape_text
+from benchmarks.targets import TARGETS, shortfalls
 from benchmarks.timing import Spread, interleaved, ratios
 
 __all__ = [
     "PARTS",
     "PATHS",
+    "TARGETS",
     "Breakdown",
+    "Convolution",
     "Interval",
-    "Kernels",
     "Path",
     "Prepared",
     "Problem",
     "Result",
+    "Row",
     "Settings",
     "Shape",
     "Spread",
@@ -45,5 +49,7 @@ __all__ = [
     "peak_mib",
     "profile_step",
     "ratios",
-    "time_kernels",
+    "shape_text",
+    "shortfalls",
+    "time_convolutions",
 ]

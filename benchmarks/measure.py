@@ -6,7 +6,7 @@ import gc
 import math
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.breakdown import Breakdown, profile_step
+from benchmarks.convolutions import Convolution, time_convolutions
 from benchmarks.counts import Counts, count_operations
-from benchmarks.kernels import Kernels, time_kernels
-from benchmarks.packages import Prepared
-from benchmarks.paths import PATHS, Path, loop, ours, parameters_of
+from benchmarks.packages import LAST, Prepared
+from benchmarks.paths import OURS, PATHS, Path, loop, low_memory, ours, parameters_of, sgd
 from benchmarks.problem import Problem, Shape, make_problem
 from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, timed
 from gramgn.errors import first_line
@@ -31,10 +31,12 @@ TEST_LR = 2.0**10
 MOST_ENTRIES = 1 << 22
 """With more entries in J, a loop over samples in float64 would take minutes."""
 CHECKED = 8
+TRIALS = 3
+"""Number of timed steps per variant of a path; the shortest counts."""
 SAME = 1e-2
 """A path with a larger relative error computes another update, not the same one with more rounding."""
 NUM_STEPS = 3
-TINY = {"resnet": Shape("resnet", 8, 2, 8), "mlp": Shape("mlp", 8, 2, None)}
+TINY_IMAGES, TINY_VECTORS = Shape("resnet", 8, 2, 8), Shape("mlp", 8, 2, None)
 PRELOADED = ["torch", "torch._dynamo", "benchmarks.measure"]
 """Imports of the parent of the measuring processes; torch's first optimizer step imports _dynamo."""
 
@@ -52,8 +54,8 @@ class Settings:
         limit_s: Time in seconds after which no round of a shape begins.
         memory: Measure the peak memory.
         accuracy: Measure the error against float64.
-        breakdown: Split our step into its parts.
-        kernels: Time the kernels of the convolutions.
+        breakdown: Split our steps into their parts.
+        convolutions: Time the products of the convolutions, layer by layer.
     """
 
     device: torch.device
@@ -63,7 +65,7 @@ class Settings:
     memory: bool = True
     accuracy: bool = True
     breakdown: bool = False
-    kernels: bool = False
+    convolutions: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Row:
         path: The path.
         variant: The form in which it ran: the fastest one that computes the right update.
         step_s: Seconds per step.
-        ratio: Time relative to SGD in its fastest format.
+        ratio: Time relative to SGD in its fastest form.
         peak_mib: Peak memory in MiB.
         error: |d - d64| / |d64|.
         note: Why it did not run, or another remark.
@@ -97,34 +99,25 @@ class Result:
         shape: The shape.
         num_params: m.
         jacobian_mib: The size of J in float32.
-        reference: The name of the SGD path that the ratios refer to.
         how: How the update in float64 was computed, or None.
         rows: The paths' results.
         counts: Operation counts.
-        breakdown: Of our fastest eager path.
-        breakdown_of: That path's name.
-        kernels: Of each shape of convolution, in SGD's fastest format.
+        breakdowns: The parts of our steps by path.
+        convolutions: Times by shape of convolution, in SGD's fastest format.
     """
 
     shape: Shape
     num_params: int
     jacobian_mib: float
-    reference: str
     how: str | None
     rows: tuple[Row, ...]
     counts: Counts
-    breakdown: Breakdown | None = None
-    breakdown_of: str = ""
-    kernels: tuple[Kernels, ...] = ()
+    breakdowns: Mapping[str, Breakdown]
+    convolutions: tuple[Convolution, ...] = ()
 
     def row(self, name: str) -> Row | None:
         """Return the row of a path if its time was measured."""
         return next((row for row in self.rows if row.path.name == name and row.step_s), None)
-
-    def fastest_of_ours(self, graph: bool = False) -> Row | None:
-        """Return our row with the least median time."""
-        mine = [row for row in self.rows if row.path.ours and row.path.graph == graph and row.step_s]
-        return min(mine, key=lambda row: row.step_s.median if row.step_s else math.inf, default=None)
 
 
 def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -> Result:
@@ -132,7 +125,7 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
 
     Args:
         shape: The shape.
-        paths: The paths, an SGD path among them.
+        paths: The paths, the first of which is SGD.
         settings: How to measure.
         say: Called with messages on the progress.
     """
@@ -140,88 +133,98 @@ def measure(shape: Shape, paths: Sequence[Path], settings: Settings, say: Say) -
     if settings.accuracy:
         say(f"{shape.title}: update in float64")
     reference, how = _reference_step(problem) if settings.accuracy else (None, None)
-    rows: list[Row] = []
-    ready: dict[str, Prepared] = {}
-    for path in (path for path in paths if path.fits(problem)):
-        obstacle = path.obstacle()
-        if obstacle:
-            rows.append(Row(path, note=obstacle))
-            continue
-        say(f"{shape.title}: preparing {path.label}")
-        row, prepared = _prepare(path, problem, reference)
-        rows.append(row)
-        if prepared:
-            ready[path.name] = prepared
-    say(f"{shape.title}: timing {', '.join(ready)}")
-    seconds = interleaved(
-        {name: prepared.step for name, prepared in ready.items()},
-        settings.device,
-        settings.rounds,
-        settings.limit_s,
-    )
-    spreads = {name: Spread.of(values) for name, values in seconds.items()}
-    sgd = [row.path.name for row in rows if row.path.sgd and not row.path.graph and row.path.name in spreads]
-    base = min(sgd, key=lambda name: spreads[name].median)
-    of_sgd = ratios(seconds, base)
-    rows = [replace(row, step_s=spreads.get(row.path.name), ratio=of_sgd.get(row.path.name)) for row in rows]
-    result = Result(
-        shape=shape,
-        num_params=problem.num_params,
-        jacobian_mib=problem.jacobian_bytes / 2**20,
-        reference=base,
-        how=how,
-        rows=tuple(rows),
-        counts=count_operations(problem.model, problem.x),
-    )
-    fastest = result.fastest_of_ours()
-    if settings.breakdown and fastest:
-        breakdown = profile_step(ready[fastest.path.name].step, settings.device)
-        result = replace(result, breakdown=breakdown, breakdown_of=fastest.path.name)
-    ready.clear()
-    if settings.kernels and shape.pixels:
-        say(f"{shape.title}: kernels of the convolutions")
-        result = replace(result, kernels=tuple(time_kernels(problem, channels_last=base == "sgd-cl")))
+    fitting = [path for path in paths if path.fits(problem)]
+    together, apart = ([path for path in fitting if path.apart == is_apart] for is_apart in (False, True))
+    rows, breakdowns = _time(together, None, problem, reference, settings, say)
+    base = rows[0]
+    if apart:
+        rows += _time(apart, base, problem, reference, settings, say)[0]
+    convolutions: list[Convolution] = []
+    if settings.convolutions and shape.pixels:
+        say(f"{shape.title}: convolutions by layer")
+        convolutions = time_convolutions(problem, channels_last=LAST in base.variant)
     if settings.memory:
         for i, row in enumerate(rows):
             if row.step_s:
                 say(f"{shape.title}: peak memory of {row.path.label}")
                 peak = peak_mib(row.path.name, row.variant, shape, settings.device, settings.threads)
                 rows[i] = replace(row, peak_mib=peak)
-        result = replace(result, rows=tuple(rows))
-    return result
+    return Result(
+        shape=shape,
+        num_params=problem.num_params,
+        jacobian_mib=problem.jacobian_bytes / 2**20,
+        how=how,
+        rows=tuple(rows),
+        counts=count_operations(problem.model, problem.x),
+        breakdowns=breakdowns,
+        convolutions=tuple(convolutions),
+    )
+
+
+def _time(
+    paths: Sequence[Path],
+    base: Row | None,
+    problem: Problem,
+    reference: Tensor | None,
+    settings: Settings,
+    say: Say,
+) -> tuple[list[Row], dict[str, Breakdown]]:
+    """Time paths in rounds with SGD: the first path, or for paths apart `base`, whose form is known."""
+    rows, ready = [], {}
+    if base:
+        ready[base.path.name] = base.path.build(problem, LR, base.variant)
+    for path in paths:
+        say(f"{problem.shape.title}: preparing {path.label}")
+        row, prepared = _prepare(path, problem, reference)
+        rows.append(row)
+        if prepared:
+            ready[path.name] = prepared
+    say(f"{problem.shape.title}: timing {', '.join(ready)}")
+    steps = {name: prepared.step for name, prepared in ready.items()}
+    seconds = interleaved(steps, settings.device, settings.rounds, settings.limit_s / 2)
+    to_sgd = ratios(seconds, next(iter(ready)))
+    for i, row in enumerate(rows):
+        name = row.path.name
+        if name in ready:
+            rows[i] = replace(row, step_s=Spread.of(seconds[name]), ratio=to_sgd[name])
+    profiled = [name for name in OURS if settings.breakdown and name in ready]
+    return rows, {name: profile_step(steps[name], settings.device) for name in profiled}
 
 
 def _prepare(path: Path, problem: Problem, reference: Tensor | None) -> tuple[Row, Prepared | None]:
     """Return the path in its fastest variant that computes the right update, or why there is none."""
-    candidates: list[tuple[float, Row, Prepared]] = []
-    notes = []
+    obstacle = path.obstacle()
+    if obstacle:
+        return Row(path, note=obstacle), None
+    best, row, fastest = math.inf, Row(path), None
+    failed: dict[str, list[str]] = {}
     variants = path.variants_for(problem)
     for variant in variants:
+        prepared = None
+        gc.collect()
         try:
             error = None
             if reference is not None and not path.sgd:
                 moved = _moved(path.build(problem, TEST_LR, variant), problem, TEST_LR)
                 error = _relative(moved, reference)
                 if not error <= SAME:
-                    notes.append(f"{variant or path.label}: not this update (relative error {error:.1e})")
+                    failed.setdefault(f"not this update (relative error {error:.1e})", []).append(variant)
                     continue
             prepared = path.build(problem, LR, variant)
-            took = math.nan
+            took = 0.0
             if len(variants) > 1:
                 prepared.step()
-                took = timed(prepared.step, problem.x.device)
+                took = min(timed(prepared.step, problem.x.device) for _ in range(TRIALS))
         except Exception as failure:
             if not path.package:
                 raise
             # A package may not support a layer, a format or this torch: its row says so, the others continue.
-            notes.append(f"{variant or path.label}: {type(failure).__name__}: {first_line(failure)}")
+            failed.setdefault(f"{type(failure).__name__}: {first_line(failure)}", []).append(variant)
             continue
-        candidates.append((took, Row(path, variant, error=error), prepared))
-    gc.collect()
-    if not candidates:
-        return Row(path, note="; ".join(notes)), None
-    _, row, prepared = min(candidates, key=lambda candidate: candidate[0])
-    return replace(row, note="; ".join(notes)), prepared
+        if took < best:
+            best, row, fastest = took, Row(path, variant, error=error), prepared
+    notes = [f"{' and '.join(of) or path.label}: {why}" for why, of in failed.items()]
+    return replace(row, note="; ".join(notes)), fastest
 
 
 @dataclass(frozen=True)
@@ -254,9 +257,7 @@ def time_parts(shapes: Sequence[Shape], device: torch.device, rounds: int) -> It
         rounds: Number of rounds.
     """
     problems = [make_problem(shape, device) for shape in shapes]
-    our_steps, sgd_steps = (
-        [PATHS[name].build(problem, LR, "").step for problem in problems] for name in ("ours-cl", "sgd-cl")
-    )
+    our_steps, sgd_steps = ([build(problem, LR, LAST).step for problem in problems] for build in (ours, sgd))
     for step in [*our_steps, *sgd_steps] * WARM_UP:
         step()
     counts = [count_operations(problem.model, problem.x) for problem in problems]
@@ -279,12 +280,12 @@ def _reference_step(problem: Problem) -> tuple[Tensor, str]:
         return _moved(loop(exact, 1.0, ""), exact, 1.0), "float64, one backward pass per sample"
     few = exact.first(min(CHECKED, problem.shape.batch))
     by_loop = _moved(loop(few, 1.0, ""), few, 1.0)
-    streamed = _moved(ours(few, 1.0, ""), few, 1.0)
+    streamed = _moved(low_memory(few, 1.0, ""), few, 1.0)
     how = (
         f"float64, streamed; {_relative(streamed, by_loop):.0e} from one backward pass per sample on "
         f"{few.shape.batch} samples"
     )
-    return _moved(ours(exact, 1.0, ""), exact, 1.0), how
+    return _moved(low_memory(exact, 1.0, ""), exact, 1.0), how
 
 
 def _moved(prepared: Prepared, problem: Problem, lr: float) -> Tensor:
@@ -333,7 +334,7 @@ def _in_fresh_process(path: str, variant: str, shape: str, threads: int) -> floa
     warnings.simplefilter("ignore")  # they are shown where the path is timed
     torch.set_num_threads(threads)
     whole, cpu = Shape.parse(shape), torch.device("cpu")
-    _peak_of_steps(path, variant, TINY[whole.network], cpu)
+    _peak_of_steps(path, variant, TINY_IMAGES if whole.pixels else TINY_VECTORS, cpu)
     return _peak_of_steps(path, variant, whole, cpu)
 
 

@@ -21,11 +21,11 @@ from gramgn.models import ResNetFixup
 CONTIGUOUS = "contiguous"
 LAST = "channels last"
 SAVE_MEMORY = "less memory"
-OPACUS_VARIANTS = (CONTIGUOUS, LAST)
+FORMATS = (CONTIGUOUS, LAST)
 SMALL = 64
 WRAPPED = ".value"
 """The suffix that wrapping adds to the name of a scalar."""
-BACKPACK_VARIANTS = (CONTIGUOUS, LAST, SAVE_MEMORY, f"{SAVE_MEMORY}, {LAST}")
+BACKPACK_VARIANTS = (*FORMATS, SAVE_MEMORY, f"{SAVE_MEMORY}, {LAST}")
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,17 @@ class _WrappedFixup(nn.Module):
 
 
 def wrapped(model: nn.Module) -> nn.Module:
-    """Return a copy of `model` in which every parameter belongs to its own module."""
-    return _WrappedFixup(model) if isinstance(model, ResNetFixup) else copy.deepcopy(model)
+    """Return a copy of `model` that hooks can serve.
+
+    Every parameter belongs to its own module, and no ReLU changes its input in place, which hooks would reject.
+    """
+    if isinstance(model, ResNetFixup):
+        return _WrappedFixup(model)
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.inplace = False
+    return model
 
 
 def plain_name(name: str) -> str:
@@ -137,12 +146,8 @@ def plain_name(name: str) -> str:
 
 
 def _wrapped(problem: Problem, variant: str) -> tuple[nn.Module, Tensor]:
-    model, x = problem.copied()
-    model = wrapped(model)
-    if LAST in variant:
-        model = model.to(memory_format=torch.channels_last)
-        x = x.to(memory_format=torch.channels_last)
-    return model, x
+    model, x = problem.copied(channels_last=LAST in variant)
+    return wrapped(model), x
 
 
 def _of_bias(slopes: Tensor) -> Tensor:
@@ -231,7 +236,7 @@ def torch_lm(problem: Problem, lr: float, variant: str) -> Prepared:
     from torch_levenberg_marquardt.damping import StandardDampingStrategy
     from torch_levenberg_marquardt.training import LevenbergMarquardtModule
 
-    model, x = problem.copied()
+    model, x = problem.copied(channels_last=variant == LAST)
     y = problem.y
     module: Any = LevenbergMarquardtModule(
         model,

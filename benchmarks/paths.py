@@ -11,7 +11,8 @@ from torch import nn
 
 from benchmarks.packages import (
     BACKPACK_VARIANTS,
-    OPACUS_VARIANTS,
+    FORMATS,
+    LAST,
     Prepared,
     backpack,
     opacus,
@@ -22,7 +23,8 @@ from benchmarks.problem import ALPHA, LAM, Problem
 from gramgn.errors import InputError, nearest
 from gramgn.optim import GramGaussNewton, Stream
 
-CHANNELS_LAST = "channels last"
+FUSED, FOREACH = "fused", "foreach"
+SGD_VARIANTS = (*FORMATS, *(f"{form}, {update}" for form in FORMATS for update in (FUSED, FOREACH)))
 PER_SAMPLE = "its per-sample gradients, the update by the formula in float64"
 INSTALL = "pip install 'gramgn[bench]'"
 SGD_LR = 1e-6
@@ -43,7 +45,8 @@ class Path:
         build: Called with the problem, lr and a variant.
         variants: The forms in which the path can run; the fastest is measured.
         package: The optional package that it needs, as it is imported.
-        images: Whether it is another memory format of images, without a meaning for an MLP.
+        apart: Whether it is timed after ours, in rounds of its own with SGD: a J of 1.5 GiB disturbs steps of few
+            milliseconds.
         cuda: Whether it needs a CUDA device.
         remark: A remark below the table.
     """
@@ -53,7 +56,7 @@ class Path:
     build: Build
     variants: tuple[str, ...] = ("",)
     package: str | None = None
-    images: bool = False
+    apart: bool = False
     cuda: bool = False
     remark: str = ""
 
@@ -62,16 +65,6 @@ class Path:
         """Whether this is SGD, which computes another step than the others."""
         return self.name.startswith("sgd")
 
-    @property
-    def ours(self) -> bool:
-        """Whether this is our optimizer with its default engine, in any format."""
-        return self.name.startswith("ours")
-
-    @property
-    def graph(self) -> bool:
-        """Whether the step is replayed from CUDA graphs."""
-        return self.name.endswith("-graph")
-
     def obstacle(self) -> str | None:
         """Return why the path cannot run here, or None if it can."""
         if self.package and importlib.util.find_spec(self.package) is None:
@@ -79,21 +72,25 @@ class Path:
         return None
 
     def variants_for(self, problem: Problem) -> tuple[str, ...]:
-        """Return the variants to choose from; those of images have no meaning for an MLP."""
-        return self.variants if problem.shape.pixels else self.variants[:1]
+        """Return the variants to choose from; channels last has no meaning for an MLP."""
+        return tuple(name for name in self.variants if problem.shape.pixels or LAST not in name)
 
     def fits(self, problem: Problem) -> bool:
         """Return whether the path has a meaning for this problem on its device."""
-        return not (self.images and problem.shape.pixels is None) and not (
-            self.cuda and problem.x.device.type != "cuda"
-        )
+        return not self.cuda or problem.x.device.type == "cuda"
 
 
-def sgd(problem: Problem, lr: float, variant: str, fused: bool | None = None) -> Prepared:
-    """Stochastic gradient descent with momentum, torch's own defaults; `variant` is the memory format."""
-    model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
+def sgd(problem: Problem, lr: float, variant: str) -> Prepared:
+    """Stochastic gradient descent with momentum; `variant` is the memory format and the kind of update."""
+    model, x = problem.copied(channels_last=LAST in variant)
     y = problem.y
-    optimizer = torch.optim.SGD(model.parameters(), lr=SGD_LR, momentum=MOMENTUM, fused=fused)
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=SGD_LR,
+        momentum=MOMENTUM,
+        fused=True if FUSED in variant else None,
+        foreach=True if FOREACH in variant else None,
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -101,11 +98,6 @@ def sgd(problem: Problem, lr: float, variant: str, fused: bool | None = None) ->
         optimizer.step()
 
     return Prepared(step, model)
-
-
-def sgd_fused(problem: Problem, lr: float, variant: str) -> Prepared:
-    """The same with torch's fused update, in channels last."""
-    return sgd(problem, lr, CHANNELS_LAST if problem.shape.pixels else "", fused=True)
 
 
 def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
@@ -125,7 +117,7 @@ def loop(problem: Problem, lr: float, variant: str) -> Prepared:
 
 def ours(problem: Problem, lr: float, variant: str, engine: str | Stream = "stream") -> Prepared:
     """Our optimizer, by default with the streaming engine; `variant` is the memory format."""
-    model, x = problem.copied(channels_last=variant == CHANNELS_LAST)
+    model, x = problem.copied(channels_last=variant == LAST)
     y = problem.y
     optimizer = GramGaussNewton(model, lr=lr, lam=LAM, alpha=ALPHA, damping_convention="mean", engine=engine)
 
@@ -136,14 +128,9 @@ def ours(problem: Problem, lr: float, variant: str, engine: str | Stream = "stre
     return Prepared(lambda: optimizer.step(closure), model)
 
 
-def _last(build: Build) -> Build:
-    """Return `build` with its memory format set to channels last."""
-    return lambda problem, lr, variant: build(problem, lr, CHANNELS_LAST)
-
-
 def captured_sgd(problem: Problem, lr: float, variant: str) -> Prepared:
     """SGD with momentum, its whole step in one graph: forward, backward and update, channels last."""
-    prepared = sgd(problem, lr, CHANNELS_LAST if problem.shape.pixels else "")
+    prepared = sgd(problem, lr, LAST if problem.shape.pixels else "")
     # Before a capture, workspaces and momentum buffers must exist, made on another stream.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -168,36 +155,38 @@ def captured_ours(problem: Problem, lr: float, variant: str) -> Prepared:
 PATHS = {
     path.name: path
     for path in (
-        Path("sgd", "SGD", sgd),
-        Path("sgd-cl", "SGD, channels last", _last(sgd), images=True),
-        Path("sgd-fused", "SGD, fused update", sgd_fused),
-        Path("ours", "ours", ours),
-        Path("ours-cl", "ours, channels last", _last(ours), images=True),
-        Path("low-memory", "ours, low_memory", low_memory, ("", CHANNELS_LAST)),
-        Path("vmap", "torch.func vmap(grad)", vmap),
-        Path("opacus", "Opacus", opacus, OPACUS_VARIANTS, "opacus", remark=PER_SAMPLE),
-        Path("backpack", "BackPACK", backpack, BACKPACK_VARIANTS, "backpack", remark=PER_SAMPLE),
+        Path("sgd", "SGD", sgd, SGD_VARIANTS),
+        Path("ours", "ours", ours, FORMATS),
+        Path("low-memory", "ours, low_memory", low_memory, FORMATS),
+        Path("vmap", "torch.func vmap(grad)", vmap, FORMATS, apart=True),
+        Path("opacus", "Opacus", opacus, FORMATS, "opacus", apart=True, remark=PER_SAMPLE),
+        Path("backpack", "BackPACK", backpack, BACKPACK_VARIANTS, "backpack", apart=True, remark=PER_SAMPLE),
         Path(
             "torch-lm",
             "torch-levenberg-marquardt",
             torch_lm,
-            package="torch_levenberg_marquardt",
+            FORMATS,
+            "torch_levenberg_marquardt",
+            apart=True,
             remark="its own step, solved in float32",
         ),
         Path("sgd-graph", "SGD, CUDA graph", captured_sgd, cuda=True),
         Path("ours-graph", "ours, CUDA graphs", captured_ours, cuda=True),
     )
 }
-DEFAULT_PATHS = tuple(name for name in PATHS if name != "sgd-fused")
+
+
+OURS = ("ours",)
+"""Our optimizer with its default engine: the paths that have targets and are split into parts."""
 
 
 def choose_paths(names: Iterable[str]) -> list[Path]:
-    """Return the paths of these names, preceded by SGD in both formats, to which the others are compared.
+    """Return the paths of these names, preceded by SGD, to which the others are compared.
 
     Raises:
         InputError: A name is unknown.
     """
-    chosen = dict.fromkeys(("sgd", "sgd-cl", *names))
+    chosen = dict.fromkeys(("sgd", *names))
     for name in chosen:
         if name not in PATHS:
             raise InputError(

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.breakdown import PARTS
+from benchmarks.breakdown import PARTS, Breakdown
+from benchmarks.convolutions import GRAM, SUMMED, least_ratio
 from benchmarks.fit import fit_cost
-from benchmarks.kernels import GRAM, SUMMED, least_ratio
 from benchmarks.measure import Result, Row
+from benchmarks.paths import OURS
 from benchmarks.problem import ALPHA, LAM, PERTURBATION
+from benchmarks.targets import TARGETS, memory_in_jacobians, met, shortfalls
 
 WIDTH = 100
 COLUMNS = (
@@ -40,6 +42,12 @@ COLUMNS = (
 )
 
 
+BELOW_ONE = (
+    "A ratio below 1 is no free second order: SGD's weight gradients, summed over the batch, are the library's, below "
+    "the processor's peak and without Winograd's algorithm. The same kernel would speed SGD up too."
+)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of titles and cells whose columns after the first are aligned right."""
     lines = [list(head), *map(list, rows)]
@@ -57,8 +65,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def head_text(machine: str) -> str:
     """Return the head of all tables: the machine and the problem."""
     problem = (
-        f"Update: lam {LAM:g}, alpha {ALPHA:g} in the mean convention; x and y from N(0, 1). ResNet: last layer not "
-        f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). * marks the SGD to which ratios are relative."
+        f"Update: lam {LAM:g}, alpha {ALPHA:g} in the mean convention; x and y from N(0, 1). Fixup: last layer not "
+        f"zero, every parameter moved by N(0, {PERTURBATION:g}^2). SGD is the fastest of its memory formats and "
+        "updates (one parameter at a time, foreach, fused)."
     )
     return "\n".join((_wrapped(machine), _wrapped(problem)))
 
@@ -66,22 +75,23 @@ def head_text(machine: str) -> str:
 def result_text(result: Result) -> str:
     """Return all tables of one shape."""
     tables = [shape_text(result)]
-    if result.breakdown:
-        tables.append(breakdown_text(result))
-    if result.kernels:
-        tables.append(kernels_text(result))
+    tables += [breakdown_text(result, *each) for each in result.breakdowns.items()]
+    if result.convolutions:
+        tables.append(convolutions_text(result))
     return "\n\n".join(tables)
 
 
 def shape_text(result: Result) -> str:
     """Return the table of one shape with its notes."""
     head = ("path", "ms/step (range)", "ratio (quartiles)", "peak MiB", "error")
-    body = table(head, [_cells(row, result) for row in result.rows])
+    body = table(head, [_cells(row) for row in result.rows])
     counts = result.counts
     notes = [
         f"least ratio by operation counts: {counts.half:.2f} (one triangle of G) to {counts.whole:.2f}; "
         f"forward {counts.forward / 1e6:,.1f} M multiply-adds per sample"
     ]
+    if any(row and row.ratio and row.ratio.median < 1 for row in map(result.row, OURS)):
+        notes.append(BELOW_ONE)
     if result.how:
         notes.append(
             f"error: of the update d, relative to {result.how}; up to 1e-3 if float32 switches a ReLU whose input is "
@@ -92,10 +102,8 @@ def shape_text(result: Result) -> str:
     return "\n".join([title, body, *(_wrapped(note, indent="  ") for note in notes)])
 
 
-def breakdown_text(result: Result) -> str:
+def breakdown_text(result: Result, path: str, split: Breakdown) -> str:
     """Return the time of each part of our step, with the operation counts."""
-    split = result.breakdown
-    assert split is not None
     counted = result.counts
     counts = {
         "forward": counted.forward,
@@ -114,7 +122,7 @@ def breakdown_text(result: Result) -> str:
         )
         for part, seconds in parts.items()
     ]
-    row = result.row(result.breakdown_of)
+    row = result.row(path)
     assert row is not None
     assert row.step_s is not None
     title = (
@@ -125,9 +133,9 @@ def breakdown_text(result: Result) -> str:
     return "\n".join([_wrapped(title), body])
 
 
-def kernels_text(result: Result) -> str:
-    """Return the times of the convolutions' kernels and the least ratio that they allow."""
-    reference = result.row(result.reference)
+def convolutions_text(result: Result) -> str:
+    """Return the times of the convolutions' products and the least ratio that they allow."""
+    reference = result.row("sgd")
     assert reference is not None
     assert reference.step_s is not None
     sgd_s = reference.step_s.median
@@ -140,22 +148,24 @@ def kernels_text(result: Result) -> str:
             each.chosen,
             f"{each.beyond_sgd(each.fastest) / sgd_s:.3f}",
         )
-        for each in result.kernels
+        for each in result.convolutions
     ]
     title = (
-        "kernels of one convolution, ms: the weight gradient summed over samples, as for SGD; the fastest way to one "
+        "one convolution, ms: the weight gradient summed over samples, as for SGD; the fastest way to one "
         "per sample; the Gram product of that block; beyond: relative to SGD's step, for all layers of the shape"
     )
     head = ("channels, kernel, plane", "layers", "summed", "each", "Gram", "by", "taken", "beyond")
-    least = f"no engine of these kernels is faster than {least_ratio(result.kernels, sgd_s):.2f} times SGD"
+    least = (
+        f"no engine of these kernels is faster than {least_ratio(result.convolutions, sgd_s):.2f} times SGD"
+    )
     return "\n".join([_wrapped(title), table(head, rows), least])
 
 
 def sweep_text(results: Sequence[Result]) -> str:
-    """Return step times by batch size, of SGD and ours in their fastest formats at each, with the fits."""
+    """Return step times by batch size, of SGD and ours in their fastest forms at each, with the fits."""
     seconds: dict[str, dict[int, float]] = {"SGD": {}, "ours": {}}
     for result in results:
-        for name, row in (("SGD", result.row(result.reference)), ("ours", result.fastest_of_ours())):
+        for name, row in (("SGD", result.row("sgd")), ("ours", result.row("ours"))):
             if row and row.step_s:
                 seconds[name][result.shape.batch] = row.step_s.median
     sgd, ours = seconds.values()
@@ -176,6 +186,34 @@ def sweep_text(results: Sequence[Result]) -> str:
     return "\n".join([title, table(head, rows), *lines])
 
 
+def summary_text(results: Sequence[Result], processor: str) -> str:
+    """Return our ratios at all shapes next to their targets, the operation counts and the fastest other way."""
+    head = ("shape", "path", "ratio", "target", "count", "memory, J", "fastest other")
+    rows = []
+    for result in results:
+        target = TARGETS.get(result.shape.text)
+        others = [(row.ratio.median, row.path.label) for row in result.rows if row.path.apart and row.ratio]
+        fastest = "{:.2f} {}".format(*min(others)) if others else "-"
+        for row in map(result.row, OURS):
+            if row is None or row.ratio is None:
+                continue
+            ratio, memory = row.ratio.median, memory_in_jacobians(result, row)
+            goal = target.of(row.path.name, processor) if target else None
+            rows.append(
+                (
+                    result.shape.text,
+                    row.path.label,
+                    f"{ratio:.2f}",
+                    f"{goal:.2f} {'met' if met(ratio, goal) else 'missed'}" if goal else "-",
+                    f"{result.counts.half:.2f}",
+                    "-" if memory is None else f"{memory:.2f}",
+                    fastest,
+                )
+            )
+    lines = shortfalls(results, processor)
+    return "\n".join(["Ratios to SGD and their targets", table(head, rows), *map(_wrapped, lines)])
+
+
 def write_csv(path: Path, results: Iterable[Result], device: str, machine: str) -> None:
     """Write a CSV file with one row per shape and path; the folder is created if needed."""
     of_machine = {"device": device, "machine": machine}
@@ -187,12 +225,11 @@ def write_csv(path: Path, results: Iterable[Result], device: str, machine: str) 
         writer.writerows(rows)
 
 
-def _cells(row: Row, result: Result) -> tuple[str, ...]:
+def _cells(row: Row) -> tuple[str, ...]:
     if row.step_s is None or row.ratio is None:
         return (row.path.label, "-", "-", "-", "-")
-    star = " *" if row.path.name == result.reference else ""
     return (
-        row.path.label + star,
+        row.path.label,
         f"{row.step_s.median * 1e3:.1f} ({row.step_s.least * 1e3:.1f}-{row.step_s.most * 1e3:.1f})",
         f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})",
         "-" if row.peak_mib is None else f"{row.peak_mib:,.0f}",

@@ -5,8 +5,9 @@ python benchmarks/step.py --shapes resnet:32x64 mlp:128 --paths ours vmap --brea
 python benchmarks/step.py --sweep --csv outputs/results/sweep.csv
 python benchmarks/step.py --device cuda --report                # the command of make gpu-report
 
-All paths take turns in one process, round by round. Reported are medians, ratios to SGD with momentum in its fastest
-memory format, peak memory, and the error of the update relative to float64. Run it on an idle machine.
+All paths take turns in one process, round by round: SGD with ours first, then SGD with the others. Reported are
+medians, ratios to SGD with momentum in its fastest form, peak memory, the error of the update relative to float64, and
+which targets are met. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ import torch  # noqa: E402
 
 from benchmarks import reporting  # noqa: E402
 from benchmarks.measure import Settings, measure  # noqa: E402
-from benchmarks.paths import DEFAULT_PATHS, PATHS, choose_paths  # noqa: E402
+from benchmarks.paths import PATHS, choose_paths  # noqa: E402
 from benchmarks.problem import Shape  # noqa: E402
+from benchmarks.targets import TARGETS  # noqa: E402
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.malloc import keep_freed_blocks  # noqa: E402
 from gramgn.records import processor_name  # noqa: E402
 
-DEFAULT_SHAPES = ("resnet:128x64", "resnet:32x64", "resnet:128x32", "mlp:128")
+DEFAULT_SHAPES = tuple(TARGETS)
 SMOKE_SHAPES = ("resnet8:8x16", "mlp32:8")
-SWEEP_PATHS = ("sgd", "sgd-cl", "ours", "ours-cl")
+SWEEP_PATHS = ("sgd", "ours")
 SWEEP_BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -45,6 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     # Packages with backward hooks cause it at the first layer, where it does not matter.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    warnings.filterwarnings(
+        "ignore", message="There is a performance drop"
+    )  # torch.func's, shown by its time
     try:
         run(given)
     except InputError as error:
@@ -64,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = options.add_argument
     add("--shapes", nargs="+", metavar="SHAPE", help=f"default: {' '.join(DEFAULT_SHAPES)}")
-    add("--paths", nargs="+", metavar="PATH", help=f"of: {' '.join(PATHS)} (default: all but sgd-fused)")
+    add("--paths", nargs="+", metavar="PATH", help=f"of: {' '.join(PATHS)} (default: all)")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add(
         "--rounds", type=whole, metavar="N", help="number of turns of each path (default: 11; with --smoke 2)"
@@ -78,11 +83,11 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--batches", nargs="+", type=whole, metavar="B", help="batch sizes of the sweep (default: 16 to 1024)"
     )
-    add("--breakdown", action="store_true", help="split our step into its parts")
+    add("--breakdown", action="store_true", help="split our steps into their parts")
     add(
-        "--kernels",
+        "--convolutions",
         action="store_true",
-        help="time the kernels of the convolutions, which bound the ratio from below",
+        help="time SGD's and our products of the convolutions, layer by layer",
     )
     add("--csv", type=Path, metavar="FILE", help="write a CSV file with one row per shape and path")
     add(
@@ -111,14 +116,14 @@ def run(given: argparse.Namespace) -> None:
         raise InputError(f"--limit-s {given.limit_s:g}: must be more than 0 seconds")
     if given.tf32 and given.device == "cpu":
         raise InputError("--tf32 is for --device cuda")
-    for option in ("breakdown", "kernels"):
+    for option in ("breakdown", "convolutions"):
         if getattr(given, option) and given.sweep:
             raise InputError(f"--{option} cannot be combined with --sweep: run the two one after the other")
     if given.device == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device on this machine; use --device cpu (make bench)")
     device = torch.device(given.device)
     shapes = chosen_shapes(given)
-    paths = choose_paths(given.paths or (SWEEP_PATHS if given.sweep else DEFAULT_PATHS))
+    paths = choose_paths(given.paths or (SWEEP_PATHS if given.sweep else PATHS))
     file = given.csv
     if given.report and not file:
         kind = "gpu" if device.type == "cuda" else "cpu"
@@ -140,7 +145,7 @@ def run(given: argparse.Namespace) -> None:
         memory=not given.sweep,
         accuracy=not given.sweep,
         breakdown=given.breakdown,
-        kernels=given.kernels,
+        convolutions=given.convolutions,
     )
     print(reporting.head_text(machine), flush=True)
     results = []
@@ -151,6 +156,8 @@ def run(given: argparse.Namespace) -> None:
             print(f"\n{reporting.result_text(result)}", flush=True)
     if given.sweep:
         print(f"\n{reporting.sweep_text(results)}")
+    else:
+        print(f"\n{reporting.summary_text(results, processor_name())}")
     if file:
         reporting.write_csv(file, results, device_name(device), machine)
         print(f"\nwritten: {file}")

@@ -33,20 +33,33 @@ def test_shapes_are_read_and_written() -> None:
     assert Shape.parse("resnet:128x64") == Shape("resnet", 32, 128, 64)
     assert Shape.parse("resnet8:16x32") == Shape("resnet", 8, 16, 32)
     assert Shape.parse("mlp:128") == Shape("mlp", 1024, 128, None)
-    for text in ("resnet:128x64", "resnet8:16x32", "mlp:128", "mlp64:1"):
+    assert Shape.parse("mlp3x64:128") == Shape("mlp", 64, 128, None, layers=3)
+    for text in ("resnet:128x64", "resnet8:16x32", "resnet18_gn:64x64", "mlp:128", "mlp64:1", "mlp3x64:1"):
         assert Shape.parse(text).text == text
 
 
 @pytest.mark.parametrize(
-    "text", ["vgg:1x1", "resnet:128", "mlp:4x4", "resnet:0x8", "resnet9:4x8", "mlp:", ""]
+    "text",
+    [
+        "vgg:1x1",
+        "resnet:128",
+        "mlp:4x4",
+        "resnet:0x8",
+        "resnet9:4x8",
+        "resnet3x8:4x8",
+        "resnet18_gn:1",
+        "mlp3x:1",
+        "mlp:",
+        "",
+    ],
 )
 def test_other_shapes_are_rejected(text: str) -> None:
     with pytest.raises(InputError, match=f"shape '{text}'"):
         Shape.parse(text)
 
 
-def test_paths_always_hold_sgd_in_both_formats() -> None:
-    assert [path.name for path in choose_paths(["vmap"])] == ["sgd", "sgd-cl", "vmap"]
+def test_paths_always_begin_with_sgd() -> None:
+    assert [path.name for path in choose_paths(["vmap", "sgd"])] == ["sgd", "vmap"]
     with pytest.raises(InputError, match=r"no path 'vmpa' \(did you mean 'vmap'\?\)"):
         choose_paths(["vmpa"])
 
@@ -114,22 +127,22 @@ def test_a_failing_package_is_reported_and_our_own_failure_is_raised() -> None:
 
 def test_formats_of_images_are_left_out_for_an_mlp() -> None:
     problem = make_problem(Shape.parse("mlp8:2"), CPU)
-    assert not PATHS["sgd-cl"].fits(problem)
     assert not PATHS["sgd-graph"].fits(problem)
     assert PATHS["sgd"].fits(problem)
     assert PATHS["opacus"].variants_for(problem) == ("contiguous",)
 
 
-def test_channels_last_is_the_same_step_in_another_layout() -> None:
+def test_every_variant_of_sgd_is_the_same_step() -> None:
     problem = make_problem(TINY, CPU)
     model, x = problem.copied(channels_last=True)
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert parameters_of(model)["stem.weight"].is_contiguous(memory_format=torch.channels_last)
-    plain, last = (PATHS[name].build(problem, 1.0, "") for name in ("sgd", "sgd-cl"))
-    for prepared in (plain, last):
+    plain, *others = (PATHS["sgd"].build(problem, 1.0, variant) for variant in PATHS["sgd"].variants)
+    for prepared in (plain, *others):
         prepared.step()
-    for name, param in parameters_of(plain.model).items():
-        torch.testing.assert_close(param, parameters_of(last.model)[name])
+    for other in others:
+        for name, param in parameters_of(plain.model).items():
+            torch.testing.assert_close(param, parameters_of(other.model)[name])
 
 
 # --- Memory and drift ---

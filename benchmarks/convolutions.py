@@ -1,4 +1,4 @@
-"""A bound from the library's kernels: SGD's weight gradients are sums, ours are one per sample.
+"""Times of the convolutions, layer by layer: SGD's weight gradients are sums, ours are one per sample.
 
 For every shape of convolution in a network, the library's own summed weight gradient is timed together with each
 way of forming the gradients of single samples and with the Gram product of the block. No engine built on these
@@ -26,8 +26,8 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Seconds of the kernels of one shape of convolution.
+class Convolution:
+    """Seconds of the products of one shape of convolution.
 
     Attributes:
         shape: Channels and filters, kernel, plane, in words.
@@ -53,12 +53,12 @@ class Kernels:
         return self.count * (self.seconds[path] + self.seconds[GRAM] - self.seconds[SUMMED])
 
 
-def least_ratio(kernels: Iterable[Kernels], sgd_s: float) -> float:
+def least_ratio(layers: Iterable[Convolution], sgd_s: float) -> float:
     """Return the least ratio to a step of SGD of `sgd_s` seconds that the kernels allow."""
-    return 1 + sum(each.beyond_sgd(each.fastest) for each in kernels) / sgd_s
+    return 1 + sum(each.beyond_sgd(each.fastest) for each in layers) / sgd_s
 
 
-def time_kernels(problem: Problem, channels_last: bool, rounds: int = ROUNDS) -> list[Kernels]:
+def time_convolutions(problem: Problem, channels_last: bool, rounds: int = ROUNDS) -> list[Convolution]:
     """Time the kernels of each shape of convolution in the network of a problem, in interleaved rounds."""
     model, x = problem.copied(channels_last)
     layers: dict[Any, tuple[nn.Conv2d, Tensor, Tensor]] = {}
@@ -79,7 +79,7 @@ def time_kernels(problem: Problem, channels_last: bool, rounds: int = ROUNDS) ->
     return [_timed(*layers[key], counts[key], rounds) for key in layers]
 
 
-def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) -> Kernels:
+def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) -> Convolution:
     padding = conv.padding
     assert isinstance(padding, tuple)
     names = applicable(conv, x, grad, padding)
@@ -112,4 +112,4 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) ->
     C, F, (height, width) = conv.in_channels, conv.out_channels, conv.kernel_size
     stride = "" if max(conv.stride) == 1 else f", stride {conv.stride[0]}"
     shape = f"{C}->{F}, {height}x{width}{stride}, {grad.shape[2]}x{grad.shape[3]}"
-    return Kernels(shape, count, {name: statistics.median(s) for name, s in seconds.items()}, chosen)
+    return Convolution(shape, count, {name: statistics.median(s) for name, s in seconds.items()}, chosen)
