@@ -17,9 +17,9 @@ from benchmarks.breakdown import Breakdown, profile_step
 from benchmarks.convolutions import Convolution, time_convolutions
 from benchmarks.counts import Counts, count_operations
 from benchmarks.packages import LAST, Prepared
-from benchmarks.paths import OURS, PATHS, Path, loop, low_memory, ours, parameters_of, sgd
+from benchmarks.paths import OURS, PATHS, Path, kernels_form, loop, low_memory, ours, parameters_of, sgd
 from benchmarks.problem import Problem, Shape, make_problem
-from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, timed
+from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, repeats, timed
 from gramgn.errors import first_line
 from gramgn.malloc import give_freed_blocks_back
 from gramgn.training import PeakMemory
@@ -31,8 +31,8 @@ TEST_LR = 2.0**10
 MOST_ENTRIES = 1 << 22
 """With more entries in J, a loop over samples in float64 would take minutes."""
 CHECKED = 8
-TRIALS = 3
-"""Number of timed steps per variant of a path; the shortest counts."""
+TRIALS = 2
+"""Number of measurements per variant of a path; the shortest counts."""
 SAME = 1e-2
 """A path with a larger relative error computes another update, not the same one with more rounding."""
 NUM_STEPS = 3
@@ -79,6 +79,7 @@ class Row:
         ratio: Time relative to SGD in its fastest form.
         peak_mib: Peak memory in MiB.
         error: |d - d64| / |d64|.
+        kernels: The form of our compiled kernels in it; empty: none.
         note: Why it did not run, or another remark.
     """
 
@@ -88,6 +89,7 @@ class Row:
     ratio: Spread | None = None
     peak_mib: float | None = None
     error: float | None = None
+    kernels: str = ""
     note: str = ""
 
 
@@ -198,7 +200,7 @@ def _prepare(path: Path, problem: Problem, reference: Tensor | None) -> tuple[Ro
         return Row(path, note=obstacle), None
     best, row, fastest = math.inf, Row(path), None
     failed: dict[str, list[str]] = {}
-    variants = path.variants_for(problem)
+    variants, form = path.variants_for(problem), kernels_form(path.kernels, problem.x.device)
     for variant in variants:
         prepared = None
         gc.collect()
@@ -214,7 +216,8 @@ def _prepare(path: Path, problem: Problem, reference: Tensor | None) -> tuple[Ro
             took = 0.0
             if len(variants) > 1:
                 prepared.step()
-                took = min(timed(prepared.step, problem.x.device) for _ in range(TRIALS))
+                in_a_row = repeats(timed(prepared.step, problem.x.device))
+                took = min(timed(prepared.step, problem.x.device, in_a_row) for _ in range(TRIALS))
         except Exception as failure:
             if not path.package:
                 raise
@@ -222,7 +225,7 @@ def _prepare(path: Path, problem: Problem, reference: Tensor | None) -> tuple[Ro
             failed.setdefault(f"{type(failure).__name__}: {first_line(failure)}", []).append(variant)
             continue
         if took < best:
-            best, row, fastest = took, Row(path, variant, error=error), prepared
+            best, row, fastest = took, Row(path, variant, error=error, kernels=form), prepared
     notes = [f"{' and '.join(of) or path.label}: {why}" for why, of in failed.items()]
     return replace(row, note="; ".join(notes)), fastest
 

@@ -22,6 +22,7 @@ from benchmarks.packages import (
 from benchmarks.problem import ALPHA, LAM, Problem
 from gramgn.errors import InputError, nearest
 from gramgn.optim import GramGaussNewton, Stream
+from gramgn.optim.kernels import OFF, choose
 
 FUSED, FOREACH = "fused", "foreach"
 SGD_VARIANTS = (*FORMATS, *(f"{form}, {update}" for form in FORMATS for update in (FUSED, FOREACH)))
@@ -48,6 +49,7 @@ class Path:
         apart: Whether it is timed after ours, in rounds of its own with SGD: a J of 1.5 GiB disturbs steps of few
             milliseconds.
         cuda: Whether it needs a CUDA device.
+        kernels: Which compiled kernels of ours it uses on a CPU, as in the option of `Stream`; None: none in any case.
         remark: A remark below the table.
     """
 
@@ -58,6 +60,7 @@ class Path:
     package: str | None = None
     apart: bool = False
     cuda: bool = False
+    kernels: str | None = None
     remark: str = ""
 
     @property
@@ -76,8 +79,15 @@ class Path:
         return tuple(name for name in self.variants if problem.shape.pixels or LAST not in name)
 
     def fits(self, problem: Problem) -> bool:
-        """Return whether the path has a meaning for this problem on its device."""
-        return not self.cuda or problem.x.device.type == "cuda"
+        """Return whether the path has a meaning for this problem on its device, and differs from the others."""
+        has_kernels = bool(kernels_form("auto", problem.x.device))
+        return (problem.x.device.type == "cuda" or not self.cuda) and (has_kernels or self.kernels != OFF)
+
+
+def kernels_form(choice: str | None, device: torch.device) -> str:
+    """Return the form of our compiled kernels that a choice stands for on a device, empty if there are none."""
+    form = choose(choice) if choice and device.type == "cpu" else OFF
+    return "" if form == OFF else form
 
 
 def sgd(problem: Problem, lr: float, variant: str) -> Prepared:
@@ -98,6 +108,11 @@ def sgd(problem: Problem, lr: float, variant: str) -> Prepared:
         optimizer.step()
 
     return Prepared(step, model)
+
+
+def without_kernels(problem: Problem, lr: float, variant: str) -> Prepared:
+    """Our optimizer on torch's own operations alone."""
+    return ours(problem, lr, variant, Stream(kernels=OFF))
 
 
 def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
@@ -156,8 +171,9 @@ PATHS = {
     path.name: path
     for path in (
         Path("sgd", "SGD", sgd, SGD_VARIANTS),
-        Path("ours", "ours", ours, FORMATS),
-        Path("low-memory", "ours, low_memory", low_memory, FORMATS),
+        Path("ours", "ours", ours, FORMATS, kernels="auto"),
+        Path("ours-plain", "ours, no kernels", without_kernels, FORMATS, kernels=OFF),
+        Path("low-memory", "ours, low_memory", low_memory, FORMATS, kernels="auto"),
         Path("vmap", "torch.func vmap(grad)", vmap, FORMATS, apart=True),
         Path("opacus", "Opacus", opacus, FORMATS, "opacus", apart=True, remark=PER_SAMPLE),
         Path("backpack", "BackPACK", backpack, BACKPACK_VARIANTS, "backpack", apart=True, remark=PER_SAMPLE),
@@ -176,7 +192,7 @@ PATHS = {
 }
 
 
-OURS = ("ours",)
+OURS = ("ours", "ours-plain")
 """Our optimizer with its default engine: the paths that have targets and are split into parts."""
 
 

@@ -25,6 +25,7 @@ COLUMNS = (
     "num_params",
     "path",
     "variant",
+    "kernels",
     "step_s",
     "step_low_s",
     "step_high_s",
@@ -83,7 +84,7 @@ def result_text(result: Result) -> str:
 
 def shape_text(result: Result) -> str:
     """Return the table of one shape with its notes."""
-    head = ("path", "ms/step (range)", "ratio (quartiles)", "peak MiB", "error")
+    head = ("path", "kernels", "ms/step (range)", "ratio (quartiles)", "peak MiB", "error")
     body = table(head, [_cells(row) for row in result.rows])
     counts = result.counts
     notes = [
@@ -188,7 +189,7 @@ def sweep_text(results: Sequence[Result]) -> str:
 
 def summary_text(results: Sequence[Result], processor: str) -> str:
     """Return our ratios at all shapes next to their targets, the operation counts and the fastest other way."""
-    head = ("shape", "path", "ratio", "target", "count", "memory, J", "fastest other")
+    head = ("shape", "kernels", "ratio", "target", "count", "memory, J", "fastest other")
     rows = []
     for result in results:
         target = TARGETS.get(result.shape.text)
@@ -198,11 +199,11 @@ def summary_text(results: Sequence[Result], processor: str) -> str:
             if row is None or row.ratio is None:
                 continue
             ratio, memory = row.ratio.median, memory_in_jacobians(result, row)
-            goal = target.of(row.path.name, processor) if target else None
+            goal = target.of(row, processor) if target else None
             rows.append(
                 (
                     result.shape.text,
-                    row.path.label,
+                    row.kernels or "none",
                     f"{ratio:.2f}",
                     f"{goal:.2f} {'met' if met(ratio, goal) else 'missed'}" if goal else "-",
                     f"{result.counts.half:.2f}",
@@ -227,9 +228,10 @@ def write_csv(path: Path, results: Iterable[Result], device: str, machine: str) 
 
 def _cells(row: Row) -> tuple[str, ...]:
     if row.step_s is None or row.ratio is None:
-        return (row.path.label, "-", "-", "-", "-")
+        return (row.path.label, "", "-", "-", "-", "-")
     return (
         row.path.label,
+        row.kernels,
         f"{row.step_s.median * 1e3:.1f} ({row.step_s.least * 1e3:.1f}-{row.step_s.most * 1e3:.1f})",
         f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})",
         "-" if row.peak_mib is None else f"{row.peak_mib:,.0f}",
@@ -253,6 +255,7 @@ def _csv_row(result: Result, row: Row) -> dict[str, Any]:
         "num_params": result.num_params,
         "path": row.path.name,
         "variant": row.variant,
+        "kernels": row.kernels,
         "jacobian_mib": f"{result.jacobian_mib:.1f}",
         "floor_half": f"{result.counts.half:.4f}",
         "floor_whole": f"{result.counts.whole:.4f}",

@@ -34,6 +34,7 @@ from benchmarks.problem import Shape  # noqa: E402
 from benchmarks.targets import TARGETS  # noqa: E402
 from gramgn.errors import InputError  # noqa: E402
 from gramgn.malloc import keep_freed_blocks  # noqa: E402
+from gramgn.optim.kernels import choose  # noqa: E402
 from gramgn.records import processor_name  # noqa: E402
 
 DEFAULT_SHAPES = tuple(TARGETS)
@@ -191,7 +192,7 @@ def describe(device: torch.device, tf32: bool, keeps_blocks: bool) -> str:
         flags = f"CUDA {torch.version.cuda}, TF32 {'on' if tf32 else 'off'}"
         return f"{device_name(device)}, {flags}; {versions}; {processor}, {threads}"
     malloc = "freed blocks kept" if keeps_blocks else "default malloc"
-    return f"{processor}; {versions}; {threads}; {malloc}; float32"
+    return f"{processor}; {versions}; {threads}; {malloc}; kernels {choose('auto')}; float32"
 
 
 def device_name(device: torch.device) -> str:

@@ -29,9 +29,9 @@ class Target:
     without: float
     without_on_amd: float | None = None
 
-    def of(self, path: str, processor: str) -> float:
-        """Return the target of one of `OURS`."""
-        if path == OURS[0]:
+    def of(self, row: Row, processor: str) -> float:
+        """Return the target of a row of ours, with or without kernels."""
+        if row.kernels:
             return self.ratio
         return self.without_on_amd if self.without_on_amd and "AMD" in processor else self.without
 
@@ -74,8 +74,8 @@ def shortfalls(results: Sequence[Result], processor: str) -> list[str]:
             if row is None or row.ratio is None:
                 continue
             ratio, who = row.ratio.median, f"{result.shape.text}, {row.path.label}"
-            if target and not met(ratio, target.of(row.path.name, processor)):
-                text = f"{who}: {ratio:.2f} instead of {target.of(row.path.name, processor):.2f}"
+            if target and not met(ratio, target.of(row, processor)):
+                text = f"{who}: {ratio:.2f} instead of {target.of(row, processor):.2f}"
                 found.append(text + _shares(result, row.path.name))
             memory = memory_in_jacobians(result, row)
             if memory is not None and not met(memory, MEMORY):

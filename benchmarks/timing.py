@@ -74,7 +74,7 @@ def interleaved(
     for step in steps.values():
         for _ in range(WARM_UP):
             step()
-    repeats = {name: _repeats(timed(step, device)) for name, step in steps.items()}
+    in_a_row = {name: repeats(timed(step, device)) for name, step in steps.items()}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     gc.collect()
@@ -87,7 +87,7 @@ def interleaved(
             for name in names[place:] + names[:place]:
                 gc.collect()
                 gc.disable()
-                seconds[name].append(timed(steps[name], device, repeats[name]))
+                seconds[name].append(timed(steps[name], device, in_a_row[name]))
                 gc.enable()
     finally:
         gc.enable()
@@ -95,7 +95,8 @@ def interleaved(
     return seconds
 
 
-def _repeats(step_s: float) -> int:
+def repeats(step_s: float) -> int:
+    """Return the number of steps in a row that is long enough for the clock."""
     return min(MOST_STEPS, max(1, math.ceil(SHORTEST_S / max(step_s, 1e-6))))
 
 

@@ -169,7 +169,7 @@ def at_shape(text: str, ratio: float, peak_mib: float, other: float = 9.0, **par
     """Return a result in which SGD takes a second and J has 100 MiB."""
     shape = Shape.parse(text)
     rows = [
-        Row(PATHS[name], "", one(r), one(r), peak)
+        Row(PATHS[name], "", one(r), one(r), peak, kernels="avx2" if name == "ours" else "")
         for name, r, peak in (("sgd", 1.0, 50.0), ("ours", ratio, peak_mib), ("vmap", other, 0.0))
     ]
     split = {"ours": Breakdown(1.0, dict.fromkeys(PARTS, 0.1) | parts)} if parts else {}
