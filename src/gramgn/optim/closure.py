@@ -19,6 +19,18 @@ from gramgn.optim.guards import check_modes, check_parameters
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import is_capturing, probe_weights
 
+_KEEP_ORDER = frozenset(
+    (
+        "CloneBackward0",
+        "SubBackward0",
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "UnsqueezeBackward0",
+        "ViewBackward0",
+    )
+)
+"""Operations with derivative 1 in their first argument that keep the order of its entries, if not their number."""
+
 Closure = Callable[[], Any]
 Forward = Callable[..., Any]
 
@@ -77,6 +89,7 @@ def call_closure(
     closure gets to see, and b. What was read is connected to these outputs by autograd.
     """
     calls: list[tuple[Tensor, int]] = []
+    device = next(model.parameters()).device
 
     def forward(original: Forward, *args: Any, **kwargs: Any) -> Tensor:
         if calls:
@@ -84,7 +97,7 @@ def call_closure(
                 "the closure called the model twice; it must call it exactly once, on the whole batch: call it "
                 "on the concatenated inputs, model(torch.cat([x1, x2])), and split the output"
             )
-        check_modes(next(model.parameters()).device)
+        check_modes(device)
         output, num_samples = run(original, args, kwargs)
         if num_samples == 0:
             raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
@@ -105,16 +118,15 @@ def call_closure(
 @contextmanager
 def _replaced_forward(model: nn.Module, forward: Forward) -> Iterator[None]:
     """Let `model(...)` call `forward` with the model's own forward as first argument."""
-    own = vars(model).get("forward")
-    original = model.forward
-    model.forward = lambda *args, **kwargs: forward(original, *args, **kwargs)
+    attributes, original = vars(model), model.forward
+    own = attributes.get("forward")
+    attributes["forward"] = lambda *args, **kwargs: forward(original, *args, **kwargs)
     try:
         yield
     finally:
-        if own is None:
-            del model.forward
-        else:
-            model.forward = own
+        del attributes["forward"]
+        if own is not None:
+            attributes["forward"] = own
 
 
 class OwnForward(nn.Module):
@@ -205,6 +217,10 @@ def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
     Rejects residuals that depend on another sample's output, or on parameters other than through the outputs.
     """
     r = reading.differentiated.reshape(len(reading.differentiated), -1)
+    b, k = r.shape
+    if k * b == outputs.numel() and _is_difference(reading.differentiated, outputs):
+        slopes = torch.eye(k, dtype=outputs.dtype, device=outputs.device).expand(b, k, k)
+        return slopes if reading.root is None else reading.root.mT.to(slopes.dtype)
     others = [param for param in model.parameters() if param.requires_grad]
     grads = [
         torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
@@ -219,6 +235,23 @@ def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
     if not is_capturing():
         _check_own_sample(r, outputs, slopes)
     return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes
+
+
+def _is_difference(r: Tensor, outputs: Tensor) -> bool:
+    """Return whether r is certainly f, or f less constants, in the order of the outputs f: dr/df is the identity.
+
+    The residuals of most closures are: what autograd would return then is known. `r` has as many entries as f.
+    """
+    node = None if r._backward_hooks else r.grad_fn
+    while node is not None:
+        kind, (after, *others) = node.name(), (after for after, _ in node.next_functions)
+        if kind not in _KEEP_ORDER or any(other is not None for other in others) or after is None:
+            return False
+        leaf = getattr(after, "variable", None)
+        if leaf is not None:
+            return leaf is outputs
+        node = after
+    return False
 
 
 def _check_own_sample(r: Tensor, outputs: Tensor, slopes: Tensor) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gramgn.optim.closure import Closure, Trained
 from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import Engine
-from gramgn.optim.guards import check_batch_statistics, check_modes
+from gramgn.optim.guards import check_modes
 from gramgn.optim.info import StepInfo
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import explained_out_of_memory
@@ -76,7 +76,6 @@ def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *examp
     trained = optimizer._trained()
     device = next(iter(trained.params.values())).device
     engine = check_capturable(optimizer, device)
-    check_batch_statistics(optimizer._model)
     check_modes(device)
     with explained_out_of_memory(trained.params), torch.enable_grad():
         return CapturedStep(optimizer, engine, trained, residuals, example)

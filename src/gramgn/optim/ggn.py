@@ -21,6 +21,7 @@ from gramgn.optim.guards import (
     note_device,
 )
 from gramgn.optim.info import WARNINGS, StepInfo, report
+from gramgn.optim.kept import Kept, structure_of
 from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import make_loss
 from gramgn.optim.runtime import RandomState, explained_out_of_memory, random_state
@@ -131,6 +132,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         self._acceptance = make_acceptance(adaptive_damping, line_search)
         self._options: dict[str, Any] = {"loss": loss, "acceptance": self._acceptance, "engine": options}
         self._model = model
+        self._kept: Kept[Trained] = Kept()
         self._everything = params is None
         self.counts = dict.fromkeys(COUNTS, 0)
         if params is None:
@@ -188,7 +190,6 @@ class GramGaussNewton(torch.optim.Optimizer):
         trained = self._trained()
         settings = self._settings(trained)
         params = list(trained.params.values())
-        check_batch_statistics(self._model)
         check_modes(params[0].device)
 
         before = {} if self._acceptance is None else random_state(params[0].device)
@@ -248,9 +249,17 @@ class GramGaussNewton(torch.optim.Optimizer):
             self.counts[name] += int(getattr(info, name))
 
     def _trained(self) -> Trained:
-        """Return the parameters to train in this step, by their names in the model."""
+        """Return the parameters to train in this step, by their names in the model, after checks of its modules."""
         grouped = [group["params"] for group in self.param_groups]
-        return trainable(self._model, grouped, everything=self._everything)
+        objects = structure_of(self._model)
+        for params in grouped:
+            objects += (None, *params)
+
+        def read() -> Trained:
+            check_batch_statistics(self._model)
+            return trainable(self._model, grouped, everything=self._everything)
+
+        return self._kept.get(objects, read)
 
     def _settings(self, trained: Trained) -> Settings:
         """Return the hyper-parameters that the groups hold now, checked."""
@@ -295,7 +304,7 @@ class GramGaussNewton(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Add model and engine to what torch keeps, so that the pair survives deepcopy and pickle."""
-        own = ("_engine", "_model", "_loss", "_acceptance", "_options", "_everything", "counts")
+        own = ("_engine", "_model", "_loss", "_acceptance", "_options", "_everything", "_kept", "counts")
         return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
 
     def __repr__(self) -> str:

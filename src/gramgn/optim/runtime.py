@@ -68,8 +68,10 @@ def jacobian_eps(
         matmul, conv = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
     else:
         matmul, conv = backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
-    has_conv = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
-    return max(eps, REDUCED_EPS.get(matmul, 0.0), REDUCED_EPS.get(conv, 0.0) if has_conv else 0.0)
+    eps, of_conv = max(eps, REDUCED_EPS.get(matmul, 0.0)), REDUCED_EPS.get(conv, 0.0)
+    if of_conv > eps and any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules()):
+        return of_conv
+    return eps
 
 
 def reduced_precision(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
@@ -94,7 +96,7 @@ def full_precision_products() -> Iterator[None]:
 
 def is_capturing() -> bool:
     """Return whether a CUDA graph is being captured: nothing may wait for the device then."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def random_state(device: torch.device) -> RandomState:

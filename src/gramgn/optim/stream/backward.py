@@ -9,18 +9,41 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gramgn.optim.kept import Kept
 from gramgn.optim.kernels import Kernels
 from gramgn.optim.runtime import span
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
-from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Use, read_graph
+from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
 from gramgn.optim.stream.rules import RuleMemory
 from gramgn.optim.stream.verify import Verifier
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What provides the blocks, decided for one order of calls and one shape of the graph."""
+
+    key: list[Any]  # equal in a later step: the same decisions hold
+    active: list[frozenset[str]]  # of each call
+    uses: list[int]  # the uses of parameters, by their numbers in the graph, whose own nodes provide blocks
+    deepest: set[int]  # the numbers of the nodes at which gradients are asked for
+    expected: dict[str, int]  # the number of blocks of each parameter
+    structure: Any  # identifies the way in which the network was run, but for shapes
+
+
+@dataclass
+class Network:
+    """What is derived from the modules of a network, while they stay the same."""
+
+    owners: list[Owner]
+    names: dict[int, str]  # of the trained parameters, by their identity
+    modes: tuple[bool, ...]  # of the modules
+    plan: Plan | None = None  # of the last step
 
 
 @dataclass
@@ -31,6 +54,7 @@ class Memories:
     kernels: Kernels | None = None
     buffers: Buffers = field(default_factory=Buffers)
     verifier: Verifier = field(default_factory=Verifier)
+    network: Kept[Network] = field(default_factory=Kept)
     warned: set[type] = field(default_factory=set)  # the module types reported as having no rule
 
 
@@ -47,7 +71,7 @@ class Backward:
         self._output: Tensor | None = None
         self._open = False
 
-    def start(self, output: Tensor, num_samples: int) -> None:
+    def start(self, output: Tensor, num_samples: int, network: Network) -> None:
         """Read the graph of `output` [b, ...] and decide what provides which block."""
         self.b = num_samples
         if len(output) != num_samples if output.ndim else num_samples != 1:
@@ -61,10 +85,25 @@ class Backward:
                 "the model's output does not depend on a parameter through autograd: check for torch.no_grad "
                 "or detach in its forward"
             )
-        graph = read_graph(output, self.params)
-        self._assign(graph)
+        graph = read_graph(output, network.names)
+        key = self._key(graph)
+        plan = network.plan
+        if plan is None or plan.key != key or not self._follow(plan, graph):
+            plan = network.plan = self._decide(graph, key, network.modes)
+        self._plan = plan
+        for call in self.calls:
+            if call.active:
+                self._check_call(call)
+            else:
+                call.release()
         self._hook_uses()
-        self._choose_inputs(graph)
+        nodes = list(graph.nodes)
+        deepest = {nodes[number] for number in plan.deepest}
+        self._inputs = [
+            edge for call in self.calls if call.active for edge in call.edges.values() if edge.node in deepest
+        ]
+        # A node with a use has to run, not merely be reached. The summed gradient of a parameter costs little.
+        self._inputs += [self.params[name] for name, use in self._uses if use.node in deepest]
 
     def run(self, slopes: Tensor, sums: Accumulator, first: int = 0, *, keep_graph: bool = False) -> None:
         """Run one backward pass per residual.
@@ -76,7 +115,7 @@ class Backward:
             keep_graph: Whether the graph is still needed afterwards.
         """
         k = slopes.shape[1]
-        self._sums, self._expected = sums, self._count()
+        self._sums, self._expected = sums, self._plan.expected
         if sums.comparison is not None:
             # Before the blocks of J take memory. The backward passes below still need the graph.
             assert self._output is not None
@@ -92,14 +131,9 @@ class Backward:
                 self._pass(slopes[:, j], keep=not self._last or keep_graph)
         self._open = False
 
-    def structure(self, model: nn.Module) -> Any:
+    def structure(self) -> Any:
         """Return a value that identifies the way in which the network was run."""
-        return (
-            self.b,
-            tuple(module.training for module in model.modules()),
-            tuple((call.owner.path, *call.shapes) for call in self.calls if call.active),
-            tuple((name, use.node.name(), use.place) for name, use in self._uses),
-        )
+        return self.b, self._plan.structure, tuple(tuple(call.shapes) for call in self.calls if call.active)
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
         """Take the gradient of one tensor that a call returned; called by a hook during the backward pass."""
@@ -146,15 +180,43 @@ class Backward:
                 self._add(call.owner.params, module_gradients(call, grads))
         self._stash.clear()
 
-    def _assign(self, graph: Graph) -> None:
+    def _key(self, graph: Graph) -> list[Any]:
+        """Return what the decisions depend on: the calls, their places in the graph, and the graph itself."""
+        start = self.calls[0].first if self.calls else 0
+        key: list[Any] = [len(self.calls)]
+        for call in self.calls:
+            key += (call.owner, call.first - start, call.last - start, len(call.edges))
+            for place, edge in call.edges.items():
+                key += (place, graph.nodes.get(edge.node))
+        key += [use.node._sequence_nr() - start for _, use in graph.uses]
+        return key + graph.shape
+
+    def _follow(self, plan: Plan, graph: Graph) -> bool:
+        """Decide as in an earlier step with the same key. Return whether tensors have shapes that allow it."""
+        self._uses = [graph.uses[number] for number in plan.uses]
+        for call, active in zip(self.calls, plan.active, strict=True):
+            call.active = active
+        return all(is_elementwise(use, self.params[name], self.b) for name, use in self._uses)
+
+    def _decide(self, graph: Graph, key: list[Any], modes: tuple[bool, ...]) -> Plan:
         """Assign each use of each parameter to a call or to its own node."""
-        reached = set(graph.order)
+        if any(node.name() == "CheckpointFunctionBackward" for node in graph.nodes):
+            raise ValueError(
+                "re-entrant checkpointing hides layers from the optimizer: pass use_reentrant=False to "
+                "torch.utils.checkpoint"
+            )
         takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in self.params}
         for call in self.calls:
-            if any(edge.node in reached for edge in call.edges.values()):
+            call.active = frozenset()
+            if any(edge.node in graph.nodes for edge in call.edges.values()):
                 for local, name in call.owner.params.items():
                     takers[name].append((call, local))
-        for name, uses in graph.uses.items():
+        numbers: dict[str, list[int]] = {name: [] for name in self.params}
+        for number, (name, _) in enumerate(graph.uses):
+            numbers[name].append(number)
+        kept: list[int] = []
+        for name, of_name in numbers.items():
+            uses = {number: graph.uses[number][1] for number in of_name}
             # Modules that read their children's parameters may do so with another dimension in front.
             with_rule = [
                 (call, local)
@@ -162,21 +224,36 @@ class Backward:
                 if call.owner.rule or isinstance(call.owner.module, READ_THEIR_CHILDREN)
             ]
             left = _give(uses, with_rule)
-            if all(is_elementwise(use, self.params[name], self.b) for use in left):
-                self._uses += [(name, use) for use in left]
+            if all(is_elementwise(use, self.params[name], self.b) for use in left.values()):
+                kept += left
                 continue
             left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
-            if left:
+            for use in left.values():
                 raise ValueError(
-                    f"parameter '{name}' is used ({left[0].node.name()}) outside any call of the module that owns "
+                    f"parameter '{name}' is used ({use.node.name()}) outside any call of the module that owns "
                     "it, which engine='stream' would miss. Read parameters in the forward of the module that owns "
                     "them, or use engine='vmap'"
                 )
-        for call in self.calls:
-            if call.active:
-                self._check_call(call)
-            else:
-                call.release()
+        self._uses = [graph.uses[number] for number in kept]
+        active = [call for call in self.calls if call.active]
+        counts = Counter(name for name, _ in self._uses)
+        for call in active:
+            counts.update(call.owner.params[local] for local in call.active)
+        # Autograd is asked only for the gradients at the deepest nodes; hooks see all others on the way there.
+        asked = {edge.node for call in active for edge in call.edges.values()}
+        asked |= {use.node for _, use in self._uses}
+        return Plan(
+            key=key,
+            active=[call.active for call in self.calls],
+            uses=kept,
+            deepest={graph.nodes[node] for node in graph.deepest(asked)},
+            expected={name: counts[name] for name in self.params},
+            structure=(
+                modes,
+                tuple(call.owner.path for call in active),
+                tuple((name, use.node.name(), use.place) for name, use in self._uses),
+            ),
+        )
 
     def _check_call(self, call: Call) -> None:
         if any(not shape or shape[0] != self.b for shape in call.shapes):
@@ -185,7 +262,7 @@ class Backward:
                 f"{self.b} samples: engine='stream' needs the samples in the leading dimension of every layer "
                 "with parameters; use engine='vmap'"
             )
-        if call.owner.rule is None and call.random:
+        if call.owner.rule is None and call.drew_random_numbers:
             raise ValueError(
                 f"{call.owner} has no rule and draws random numbers, so it can't be called again: "
                 "use engine='vmap'"
@@ -203,25 +280,6 @@ class Backward:
         with span("gramgn.blocks"):
             gradients = elementwise_gradients(use, self.params[name], grad, self._memories.buffers)
             self._sums.add_block(name, as_block(gradients))
-
-    def _choose_inputs(self, graph: Graph) -> None:
-        """Ask autograd only for the gradients at the deepest nodes; hooks see all others on the way there."""
-        edges: dict[Any, list[GradientEdge | Tensor]] = {}
-        for call in self.calls:
-            if call.active:
-                for edge in call.edges.values():
-                    edges.setdefault(edge.node, []).append(edge)
-        for name, use in self._uses:
-            # The node has to run, not merely be reached. The summed gradient of one such parameter costs little.
-            edges.setdefault(use.node, []).append(self.params[name])
-        self._inputs = [edge for node in graph.deepest(edges.keys()) for edge in edges[node]]
-
-    def _count(self) -> dict[str, int]:
-        """Return the number of blocks to expect for each parameter."""
-        counts = Counter(name for name, _ in self._uses)
-        for call in self.calls:
-            counts.update(call.owner.params[local] for local in call.active)
-        return {name: counts[name] for name in self.params}
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:
         """Return whether to keep a layer's block as factors: its parameters are used once, and it is cheaper."""
@@ -242,11 +300,12 @@ class Backward:
         self._stash.clear()
 
 
-def _give(uses: list[Use], takers: list[tuple[Call, str]]) -> list[Use]:
-    """Let each call take the uses of a parameter that happened in it. Return the remaining uses."""
-    left = list(uses)
+def _give(uses: dict[int, Use], takers: list[tuple[Call, str]]) -> dict[int, Use]:
+    """Let each call take the uses of a parameter that happened in it. Return the remaining uses, by number."""
+    left = uses
     for call, local in takers:
-        if any(call.contains(use.node) for use in uses):
+        taken = {number for number, use in uses.items() if call.contains(use.node)}
+        if taken:
             call.active |= {local}
-            left = [use for use in left if not call.contains(use.node)]
+            left = {number: use for number, use in left.items() if number not in taken}
     return left

@@ -6,7 +6,7 @@ the edge, and the hook on it, with the values before that operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
-from gramgn.optim.closure import OwnForward
-from gramgn.optim.runtime import RandomState, drew_random_numbers, random_state
+from gramgn.optim.closure import Forward
+from gramgn.optim.runtime import RandomState, random_state
 from gramgn.optim.stream.rules import RULES, Rule
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
@@ -42,11 +42,14 @@ class Owner:
     module: nn.Module
     params: dict[str, str] = field(default_factory=dict)
     rule: Rule | None = None  # None: by `torch.func`, unless its parameters are only added and multiplied
+    buffers: list[tuple[str, nn.Module, str]] = field(
+        default_factory=list
+    )  # without a rule: the name of each buffer below the module, and where it is
 
     @property
-    def device(self) -> torch.device:
-        """The device of its parameters."""
-        return next(self.module.parameters()).device
+    def is_current(self) -> bool:
+        """Whether the rule, if there is one, still covers the module with the options that it has now."""
+        return self.rule is None or self.rule.applies(self.module)
 
     def __str__(self) -> str:
         return f"'{self.path or 'the model'}' ({type(self.module).__name__})"
@@ -74,6 +77,13 @@ def find_owners(model: nn.Module, params: Mapping[str, Tensor], *, replaced: boo
         plain = not replaced if owner.module is model else "forward" not in vars(owner.module)
         if rule is not None and plain and set(owner.params) <= rule.params and rule.applies(owner.module):
             owner.rule = rule
+            continue
+        owner.buffers = [
+            (f"{path}.{local}".removeprefix("."), module, local)
+            for path, module in owner.module.named_modules()
+            for local, buffer in module._buffers.items()
+            if buffer is not None
+        ]
     return list(owners.values())
 
 
@@ -98,7 +108,7 @@ class Call:
     """One call of an owner."""
 
     owner: Owner
-    module: nn.Module | None  # without its hooks, for the fall-back to call again; None if there is a rule
+    forward: Forward  # what was called, for the fall-back to call again
     args: tuple[Any, ...]  # detached, until `release`
     kwargs: dict[str, Any]  # detached
     inputs: list[Tensor]  # the tensors among the arguments
@@ -110,8 +120,16 @@ class Call:
     )  # of the floating point tensors returned, by index
     shapes: list[torch.Size] = field(default_factory=list)  # of these tensors
     active: frozenset[str] = frozenset()  # local names of the parameters for which the call provides blocks
-    random: bool = False  # whether the call drew random numbers
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # copies from before the call, for the fall-back
+    # Without a rule: the states of the random number generators before and after the call, and copies of the
+    # buffers from before it.
+    random: tuple[RandomState, RandomState] = ({}, {})
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def drew_random_numbers(self) -> bool:
+        """Whether a call without a rule drew random numbers."""
+        before, after = self.random
+        return any(not torch.equal(after[name], state) for name, state in before.items())
 
     def contains(self, node: Any) -> bool:
         """Return whether an autograd node was created in this call."""
@@ -140,7 +158,7 @@ Receive = Callable[[Call, int, Tensor], None]
 """Takes a call, the index of a tensor that it returned, and the gradient of this tensor."""
 
 
-def start_call(owner: Owner, module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+def start_call(owner: Owner, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Return the record of a call that is about to happen."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
         args = (args[0].detach(),)
@@ -152,10 +170,7 @@ def start_call(owner: Owner, module: nn.Module | None, args: tuple[Any, ...], kw
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     versions = [leaf._version for leaf in inputs]
     first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    call = Call(owner, module, args, kwargs, inputs, versions, first)
-    if module is not None:
-        call.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    return call
+    return Call(owner, forward, args, kwargs, inputs, versions, first)
 
 
 def end_call(call: Call, output: Any, receive: Receive) -> Any:
@@ -183,48 +198,48 @@ def _hooked(call: Call, leaf: Any, receive: Receive) -> Any:
     return leaf
 
 
-@contextmanager
-def recorded_calls(
-    owners: Sequence[Owner], model: nn.Module, calls: list[Call], receive: Receive
-) -> Iterator[None]:
-    """Record in `calls` those of all owners except the model itself, in the order in which they end.
+def recorded(
+    owner: Owner, forward: Forward, device: torch.device, calls: list[Call], receive: Receive
+) -> Forward:
+    """Return `forward` of an owner, recording its calls in `calls` in the order in which they end.
 
     `receive` is called with the gradients of their outputs in a later backward pass.
     """
-    handles = []
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = start_call(owner, forward, args, kwargs)
+        if owner.rule is not None:
+            output = end_call(call, forward(*args, **kwargs), receive)
+        else:
+            buffers = {name: module._buffers[local] for name, module, local in owner.buffers}
+            call.buffers = {name: buffer.clone() for name, buffer in buffers.items() if buffer is not None}
+            before = random_state(device)
+            output = end_call(call, forward(*args, **kwargs), receive)
+            call.random = (before, random_state(device))
+        calls.append(call)
+        return output
+
+    return run
+
+
+@contextmanager
+def recorded_calls(
+    owners: Iterable[Owner], device: torch.device, calls: list[Call], receive: Receive
+) -> Iterator[None]:
+    """Record the calls of all owners; see `recorded`.
+
+    Their forwards are replaced, and not hooked: so what is recorded lies inside all hooks of a module.
+    """
+    own = [(vars(owner.module), vars(owner.module).get("forward")) for owner in owners]
     try:
         for owner in owners:
-            if owner.module is not model:
-                recorder = _Recorder(owner, calls, receive)
-                handles.append(owner.module.register_forward_pre_hook(recorder.before, with_kwargs=True))
-                # Before all other hooks, so that it sees what the module itself returned.
-                handles.append(
-                    owner.module.register_forward_hook(recorder.after, prepend=True, with_kwargs=True)
-                )
+            vars(owner.module)["forward"] = recorded(owner, owner.module.forward, device, calls, receive)
         yield
     finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Recorder:
-    """The two hooks of one module, which may call itself."""
-
-    def __init__(self, owner: Owner, calls: list[Call], receive: Receive) -> None:
-        self.owner, self.calls, self.receive = owner, calls, receive
-        self.open: list[tuple[Call, RandomState | None]] = []
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        again = None if self.owner.rule else OwnForward(module, module.forward)
-        call = start_call(self.owner, again, args, kwargs)
-        self.open.append((call, None if self.owner.rule else random_state(self.owner.device)))
-
-    def after(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        call, state = self.open.pop()
-        output = end_call(call, output, self.receive)
-        call.random = state is not None and drew_random_numbers(state, self.owner.device)
-        self.calls.append(call)
-        return output
+        for attributes, forward in own:
+            attributes.pop("forward", None)
+            if forward is not None:
+                attributes["forward"] = forward
 
 
 def is_differentiable(leaf: Any) -> bool:
@@ -246,50 +261,61 @@ class Use:
 
 @dataclass(frozen=True)
 class Graph:
-    """The nodes behind an output, inputs before the nodes that use them, and the uses of each parameter.
+    """The nodes behind an output and the uses of the trained parameters.
 
     As long as the graph is held, a node is always represented by the same Python object.
     """
 
-    order: list[Node]
-    uses: dict[str, list[Use]]
+    nodes: dict[Node, int]  # every node that is reached, with its number
+    uses: list[tuple[str, Use]]  # with the name of the parameter
+    shape: list[Any]  # equal for two graphs of the same nodes, edges and parameters
 
     def deepest(self, among: Set[Node]) -> set[Node]:
         """Return those of the given nodes that lead to no other of them."""
+        users: dict[Node, list[Node]] = {}
+        for node in self.nodes:
+            for after, _ in node.next_functions:
+                users.setdefault(after, []).append(node)
         leading: set[Node] = set()
-        found = set()
-        for node in self.order:
-            if any(after in leading or after in among for after, _ in node.next_functions):
-                leading.add(node)
-            elif node in among:
-                found.add(node)
-        return found
+        waiting = list(among)
+        while waiting:
+            for node in users.get(waiting.pop(), ()):
+                if node not in leading:
+                    leading.add(node)
+                    waiting.append(node)
+        return {node for node in among if node in self.nodes} - leading
 
 
-def read_graph(output: Tensor, params: Mapping[str, Tensor]) -> Graph:
-    """Traverse the graph of `output`; reject re-entrant checkpointing, which hides part of the network."""
-    names = {id(param): name for name, param in params.items()}
-    uses: dict[str, list[Use]] = {name: [] for name in params}
-    order: list[Node] = []
-    seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(output.grad_fn, False)]
-    while stack:
-        node, left = stack.pop()
-        if left:
-            order.append(node)
+_LEAF: Any = type(get_gradient_edge(torch.zeros((), requires_grad=True)).node)
+
+
+def read_graph(output: Tensor, names: Mapping[int, str]) -> Graph:
+    """Traverse the graph of `output`.
+
+    Args:
+        output: The output.
+        names: The names of the trained parameters, by their identity.
+    """
+    nodes: dict[Node, int] = {}
+    uses: list[tuple[str, Use]] = []
+    shape: list[Any] = []
+    waiting: list[Node] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        number = nodes.get(node)
+        if number is not None:
+            shape.append(number)
             continue
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise ValueError(
-                "re-entrant checkpointing hides layers from the optimizer: pass use_reentrant=False to "
-                "torch.utils.checkpoint"
-            )
-        stack.append((node, True))
-        for place, (after, _) in enumerate(node.next_functions):
-            name = names.get(id(getattr(after, "variable", None)))
-            if name is not None:
-                uses[name].append(Use(node, place))
-            stack.append((after, False))
-    return Graph(order, uses)
+        nodes[node] = len(nodes)
+        following = node.next_functions
+        shape += (node.__class__, len(following))
+        for place, (after, _) in enumerate(following):
+            name = None
+            if after.__class__ is _LEAF:
+                name = names.get(id(after.variable))
+                if name is not None:
+                    uses.append((name, Use(node, place)))
+            shape.append(after is None or name)
+            if after is not None:
+                waiting.append(after)
+    return Graph(nodes, uses, shape)

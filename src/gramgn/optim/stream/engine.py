@@ -19,25 +19,23 @@ from gramgn.optim.closure import (
     Batch,
     Closure,
     Forward,
-    OwnForward,
     Trained,
     call_closure,
     check_per_sample,
     slopes_of,
 )
+from gramgn.optim.kept import structure_of
 from gramgn.optim.kernels import OFF, choose, load, resumed
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import (
-    drew_random_numbers,
     jacobian_eps,
-    random_state,
     reduced_precision,
     samples_that_fit,
     span,
 )
 from gramgn.optim.stream.accumulate import Accumulator
-from gramgn.optim.stream.backward import Backward, Memories
-from gramgn.optim.stream.capture import end_call, find_owners, recorded_calls, start_call
+from gramgn.optim.stream.backward import Backward, Memories, Network
+from gramgn.optim.stream.capture import find_owners, recorded, recorded_calls
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import (
     ChainedJacobian,
@@ -141,30 +139,41 @@ class _Run:
 
     def record(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Run the model's own forward, and record the calls of parameter owners for the backward pass."""
-        model, backward = self.model, self.backward
-        replaced = getattr(original, "__func__", None) is not type(model).forward
-        owners = find_owners(model, self.trained.params, replaced=replaced)
-        root = next((owner for owner in owners if owner.module is model), None)
-        with (
-            span("gramgn.forward"),
-            recorded_calls(owners, model, backward.calls, backward.receive),
-            self.reduced_precision(),
-        ):
-            if root is None:
-                output = original(*args, **kwargs)
-            else:
-                call = start_call(root, OwnForward(model, original), args, kwargs)
-                before = random_state(self.device)
-                output = end_call(call, original(*args, **kwargs), backward.receive)
-                call.random = drew_random_numbers(before, self.device)
-                backward.calls.append(call)
+        self.network = self._current_network(original)
+        record = (self.device, self.backward.calls, self.backward.receive)
+        owners = [owner for owner in self.network.owners if owner.module is not self.model]
+        for root in self.network.owners:
+            if root.module is self.model:
+                original = recorded(root, original, *record)
+        with span("gramgn.forward"), recorded_calls(owners, *record), self.reduced_precision():
+            output = original(*args, **kwargs)
         if not isinstance(output, Tensor):
             raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
         return output
 
+    def _current_network(self, original: Forward) -> Network:
+        """Return what follows from the network's modules, as they are now."""
+        model, trained = self.model, self.trained
+        replaced = getattr(original, "__func__", None) is not type(model).forward
+        kept = self.memories.network
+        objects = [trained, replaced, *structure_of(model)]
+
+        def read() -> Network:
+            return Network(
+                find_owners(model, trained.params, replaced=replaced),
+                {id(param): name for name, param in trained.params.items()},
+                tuple(module.training for module in model.modules()),
+            )
+
+        network = kept.get(objects, read)
+        if not all(owner.is_current for owner in network.owners):
+            kept.forget()
+            network = kept.get(objects, read)
+        return network
+
     def accumulator(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
         """Return an empty sum, with the comparison to make in this step; see `Verifier.begin`."""
-        structure = (b, k, self.backward.structure(self.model))
+        structure = (b, k, self.backward.structure())
         eps = jacobian_eps(self.model, output.dtype, output.device, self.engine.jacobian_dtype)
         comparison = self.memories.verifier.begin(structure, self.trained.params, b, k, eps)
         return Accumulator(self.trained, b, k, self.memories.buffers, drop=drop, comparison=comparison)
@@ -186,7 +195,7 @@ class _AtOnce(_Run):
         """Run the model. The closure receives its output detached from the graph."""
         batch = Batch(args, kwargs)
         self.output = self.record(original, args, kwargs)
-        self.backward.start(self.output, batch.size)
+        self.backward.start(self.output, batch.size, self.network)
         self.leaf = self.output.detach().requires_grad_()
         # A copy, so that a closure may change it in place.
         return self.leaf.clone(), batch.size
@@ -238,7 +247,7 @@ class _InChunks(_Run):
         args, kwargs = batch.chunk(start, stop)
         try:
             output = self.record(original, args, kwargs)
-            self.backward.start(output, stop - start)
+            self.backward.start(output, stop - start, self.network)
             flat = output.detach().reshape(stop - start, -1)
             q = flat.shape[1]
             if start == 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
-from gramgn.optim.closure import Batch
+from gramgn.optim.closure import Batch, OwnForward
 from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import Call, Owner, Use, is_differentiable
 
@@ -79,8 +79,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
     `grads` are the gradients of the tensors that the call returned, as far as they have one, by index.
     """
     call.check_unchanged()
-    module = call.module
-    assert module is not None
+    module = OwnForward(call.owner.module, call.forward)
     # By the place that holds the parameter, so that a tied one is varied at the requested places only.
     slots = {
         f"{path}.{name}".removeprefix("."): param.detach()
@@ -88,6 +87,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         for name, param in inner.named_parameters(recurse=False, remove_duplicate=False)
     }
     trained = {PREFIX + name: slots.pop(PREFIX + name) for name in sorted(call.active)}
+    buffers = {PREFIX + name: buffer for name, buffer in call.buffers.items()}
     batch = Batch(call.args, call.kwargs)
     places = list(grads)
 
@@ -95,9 +95,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         args, kwargs = batch.arguments(sample)
 
         def outputs(trained: dict[str, Tensor]) -> tuple[Tensor, ...]:
-            output = functional_call(
-                module, {**slots, **call.buffers, **trained}, args, kwargs, tie_weights=False
-            )
+            output = functional_call(module, {**slots, **buffers, **trained}, args, kwargs, tie_weights=False)
             leaves = [leaf for leaf in pytree.tree_leaves(output) if is_differentiable(leaf)]
             return tuple(leaves[place] for place in places)
 
