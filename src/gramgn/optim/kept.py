@@ -29,10 +29,6 @@ class Kept(Generic[T]):
             self._objects = objects
         return value
 
-    def forget(self) -> None:
-        """Derive the value again next time."""
-        self._value = None
-
     def __getstate__(self) -> dict[str, Any]:
         return {"_objects": (), "_value": None}
 

@@ -46,11 +46,6 @@ class Owner:
         default_factory=list
     )  # without a rule: the name of each buffer below the module, and where it is
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the rule, if there is one, still covers the module with the options that it has now."""
-        return self.rule is None or self.rule.applies(self.module)
-
     def __str__(self) -> str:
         return f"'{self.path or 'the model'}' ({type(self.module).__name__})"
 

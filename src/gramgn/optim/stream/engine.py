@@ -155,8 +155,6 @@ class _Run:
         """Return what follows from the network's modules, as they are now."""
         model, trained = self.model, self.trained
         replaced = getattr(original, "__func__", None) is not type(model).forward
-        kept = self.memories.network
-        objects = [trained, replaced, *structure_of(model)]
 
         def read() -> Network:
             return Network(
@@ -165,11 +163,7 @@ class _Run:
                 tuple(module.training for module in model.modules()),
             )
 
-        network = kept.get(objects, read)
-        if not all(owner.is_current for owner in network.owners):
-            kept.forget()
-            network = kept.get(objects, read)
-        return network
+        return self.memories.network.get([trained, replaced, *structure_of(model)], read)
 
     def accumulator(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
         """Return an empty sum, with the comparison to make in this step; see `Verifier.begin`."""
