@@ -108,6 +108,10 @@ TURNS: dict[str, list[Callable[[Net, Tensor], Tensor]]] = {
         lambda n, x: n.second(hidden(n, x)),
         lambda n, x: n.second(hidden(n, x)[:, None].expand(-1, 3, -1) + torch.ones(3, 5)).mean(1),
     ],
+    "samples_in_front_or_not": [
+        lambda n, x: (hidden(n, x).view(len(x), 1, 5) * n.scale).view(-1, 5),
+        lambda n, x: (hidden(n, x).view(5, 1, len(x)) * n.scale).view(-1, 5),
+    ],
     "in_place": [
         lambda n, x: n.second(hidden(n, x)).mul(2) + n.shift,
         lambda n, x: n.second(hidden(n, x)).mul_(2).add_(n.shift),
