@@ -159,6 +159,12 @@ class Batch:
             isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size for leaf in self.leaves
         ]
 
+    def copy(self) -> Batch:
+        """Return the batch with tensors of its own, for a forward that changes its input in place."""
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        return Batch(args, kwargs)
+
     def part(self, start: int, stop: int) -> list[Tensor]:
         """Return the tensors with one entry per sample, cut to a range of samples."""
         return [leaf[start:stop] for leaf, batched in zip(self.leaves, self.batched, strict=True) if batched]
@@ -179,36 +185,6 @@ class Batch:
         ]
         args, kwargs = pytree.tree_unflatten(leaves, self.structure)
         return args, kwargs
-
-
-def check_per_sample(
-    model: nn.Module,
-    original: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    output: Tensor,
-) -> None:
-    """Reject a model whose outputs on the whole batch are not those on single samples.
-
-    Done at the first step, and again where other arguments have one entry per sample. A model that draws random
-    numbers, such as dropout, shows in two passes that differ, and cannot be compared.
-    """
-    cards = [output.device] if output.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=cards):
-        whole, again = original(*args, **kwargs), original(*args, **kwargs)
-    if not isinstance(whole, Tensor) or not torch.equal(whole, again) or not torch.isfinite(whole).all():
-        return
-    output = output.detach()
-    eps = max(torch.finfo(t.dtype).eps for t in (whole, *model.parameters()) if t.is_floating_point())
-    tolerance = eps**0.5 * whole.abs().max()
-    if whole.shape == output.shape and bool((whole - output).abs().max() <= tolerance):
-        return
-    raise ValueError(
-        f"{type(model).__name__} returns other outputs within a batch than for one sample alone: an "
-        "output depends on other samples (such as x - x.mean(0)), or a tensor that all samples share has as many "
-        "entries as the batch and was split among them. Make every output depend on its own sample only, pass "
-        "shared tensors to the model at construction, or use engine='loop'"
-    )
 
 
 def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:

@@ -20,6 +20,7 @@ from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
 from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
+from gramgn.optim.verify import Comparison, Verifier
 from gramgn.optim.vmap import VmapEngine
 
 JACOBIAN_DTYPES = (None, "bfloat16", torch.bfloat16)
@@ -151,8 +152,11 @@ def _names(kind: type[Stream] | type[Vmap] | type[Loop]) -> list[str]:
 class LoopEngine(Engine):
     """The oracle: forms J row by row from the graph of one ordinary forward pass.
 
-    Slow, and right for everything that autograd differentiates.
+    Slow, and right for everything that autograd differentiates, samples that interact included.
     """
+
+    def __init__(self) -> None:
+        self._verifier = Verifier()
 
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
@@ -161,13 +165,24 @@ class LoopEngine(Engine):
         reading, num_samples = call_closure(model, closure, loss, plain_forward)
         tensors = list(trained.params.values())
         rows = reading.differentiated.flatten()
+        check = self._verifier.begin(tuple(trained.params), trained.params)
         blocks = [param.new_empty(len(rows), param.numel()) for param in tensors]
         for i, row in enumerate(rows):
             slopes = torch.autograd.grad(
                 row, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
             )
             for block, slope in zip(blocks, slopes, strict=True):
-                block[i] = slope.flatten()
+                block[i] = (slope.to_dense() if slope.is_sparse else slope).flatten()
+        by_name = {name: block.unsqueeze(1) for name, block in zip(trained.params, blocks, strict=True)}
+        if check is not None and check.is_needed(by_name):
+            # Finds gradients that are no derivatives.
+            comparison = Comparison(
+                trained.params, len(rows), 1, jacobian_eps(model, rows.dtype, rows.device)
+            )
+            with check.recorded() as verified:
+                comparison.expect(rows)
+                comparison.pull(by_name)
+                verified |= comparison.compare()
         if reading.root is not None:
             R = reading.root.mT
             blocks = [(R @ block.view(*R.shape[:2], -1)).flatten(end_dim=1) for block in blocks]

@@ -86,7 +86,7 @@ def note_device(device: torch.device) -> None:
 
 
 def check_parameters(params: Mapping[str, Tensor]) -> None:
-    """Reject parameters that are uninitialised, not real floating point, or on several devices."""
+    """Reject parameters that are uninitialised, not in float32 or float64, or on several devices."""
     for name, param in params.items():
         if nn.parameter.is_lazy(param):
             raise ValueError(f"parameter '{name}' has no shape yet: call the model on one batch first")
@@ -94,8 +94,30 @@ def check_parameters(params: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"parameter '{name}' is {param.dtype}: only real floating point parameters can be trained"
             )
+        if torch.finfo(param.dtype).eps > torch.finfo(torch.float32).eps:
+            raise ValueError(
+                f"parameter '{name}' is {param.dtype}, in which J would lose the small eigenvalues of G = J J^T: "
+                "train it in float32, model.float(), with inputs alike; to form J by autocast to bfloat16, pass "
+                "engine=Stream(jacobian_dtype='bfloat16')"
+            )
     devices = sorted({str(param.device) for param in params.values()})
     if len(devices) > 1:
         raise ValueError(
             f"the parameters are on several devices ({', '.join(devices)}): move the model to one"
         )
+
+
+def check_derivatives(output: Tensor) -> None:
+    """Reject a graph whose gradients are no derivatives: autograd divides them by counts over the batch."""
+    seen, stack = set(), [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "_saved_scale_grad_by_freq", False):
+            raise ValueError(
+                "an embedding with scale_grad_by_freq=True divides its gradients by the counts of its entries in the "
+                "batch, so they are no derivatives: set scale_grad_by_freq=False"
+            )
+        stack += [after for after, _ in node.next_functions]

@@ -79,11 +79,21 @@ def reduced_precision(dtype: torch.dtype | None, device: torch.device) -> Abstra
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-@contextmanager
-def full_precision_products() -> Iterator[None]:
+def full_precision_products() -> AbstractContextManager[None]:
     """Multiply float32 matrices in float32 inside the context, whatever the flags allow outside of it."""
-    torch_backends: Any = torch.backends
-    backends = (torch_backends.cuda.matmul, torch_backends.mkldnn.matmul)
+    backends: Any = torch.backends
+    return _ieee(backends.cuda.matmul, backends.mkldnn.matmul)
+
+
+def full_precision() -> AbstractContextManager[None]:
+    """Also convolve, and run recurrent layers, in float32 inside the context."""
+    backends: Any = torch.backends
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    return _ieee(backends.cuda.matmul, mkldnn.matmul, cudnn.conv, cudnn.rnn, mkldnn.conv, mkldnn.rnn)
+
+
+@contextmanager
+def _ieee(*backends: Any) -> Iterator[None]:
     before = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

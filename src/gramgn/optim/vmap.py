@@ -21,12 +21,12 @@ from gramgn.optim.closure import (
     OwnForward,
     Trained,
     call_closure,
-    check_per_sample,
     slopes_of,
 )
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
+from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
 
@@ -40,8 +40,7 @@ class VmapEngine(Engine):
 
     def __init__(self, chunk_size: int | None = None) -> None:
         self.chunk_size = chunk_size
-        # Ways of calling the model that were compared with its own forward; see `check_per_sample`.
-        self._compared: set[tuple[bool, ...]] = set()
+        self._verifier = Verifier()
 
     def linearise(
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
@@ -54,13 +53,13 @@ class VmapEngine(Engine):
         def run(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
             batch = Batch(args, kwargs)
             try:
-                outputs, blocks = _outputs_and_jacobian(model, original, params, batch, self.chunk_size)
+                outputs, blocks = _outputs_and_jacobian(
+                    model, original, params, batch, self.chunk_size, range(batch.size)
+                )
             except RuntimeError as error:
                 error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
                 raise
-            if tuple(batch.batched) not in self._compared:
-                check_per_sample(model, original, args, kwargs, outputs)
-                self._compared.add(tuple(batch.batched))
+            self._verify(model, original, params, batch, blocks)
             of_outputs.update(blocks)
             leaves.append(outputs.requires_grad_())
             # A copy, so that a closure may change it in place.
@@ -76,11 +75,47 @@ class VmapEngine(Engine):
             trained=trained,
         )
 
+    def _verify(
+        self,
+        model: nn.Module,
+        original: Forward,
+        params: Mapping[str, Tensor],
+        batch: Batch,
+        blocks: Mapping[str, Tensor],
+    ) -> None:
+        """Compare the Jacobian of the outputs with autograd's in some steps; see `Verifier`."""
+        check = self._verifier.begin(structure_of(model, batch, params), params)
+        if check is None or not check.is_needed(blocks):
+            return
+        b = batch.size
+        q = next(iter(blocks.values())).shape[1]
+        # A few parts, so that this J takes less memory than the one that is held.
+        step = min(self.chunk_size or b, -(-b // 4))
+
+        def engine(batch: Batch, comparison: Comparison) -> Tensor:
+            outputs = []
+            for start in range(0, b, step):
+                samples = range(start, min(start + step, b))
+                output, of_part = _outputs_and_jacobian(model, original, params, batch, step, samples)
+                comparison.pull(of_part, start)
+                outputs.append(output)
+            return _joined(outputs)
+
+        verify(check, model, original, batch, engine, k=q)
+
 
 def _outputs_and_jacobian(
-    model: nn.Module, original: Forward, params: Mapping[str, Tensor], batch: Batch, chunk_size: int | None
+    model: nn.Module,
+    original: Forward,
+    params: Mapping[str, Tensor],
+    batch: Batch,
+    chunk_size: int | None,
+    samples: range,
 ) -> tuple[Tensor, Blocks]:
-    """Return the outputs [b, ...], detached, and their Jacobian by parameter, each block [b, q, size]."""
+    """Return the outputs [b, ...], detached, and their Jacobian by parameter, each block [b, q, size].
+
+    Only of the b samples in a range.
+    """
     module = OwnForward(model, original)
     # Everything is detached: the derivatives are taken inside, and an output that still requires a gradient
     # outside of it depends on a parameter that functional_call did not reach.
@@ -103,7 +138,10 @@ def _outputs_and_jacobian(
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
     with _buffers_kept(model):
-        chunks = [per_sample(*batch.part(start, start + step)) for start in range(0, batch.size, step)]
+        chunks = [
+            per_sample(*batch.part(start, min(start + step, samples.stop)))
+            for start in range(samples.start, samples.stop, step)
+        ]
     output = _joined([output for output, _ in chunks])
     _check_reached(output, model)
     # One block at a time, so that J is held once.

@@ -1,7 +1,7 @@
 """The streaming engine: per-sample gradients formed layer by layer within one ordinary backward pass.
 
 `engine` runs a step, `capture` records the forward pass, `backward` collects the layers' blocks, `rules`, `conv` and
-`fallback` compute them, `accumulate` sums G, `jacobian` multiplies with J, and `verify` compares J with autograd.
+`fallback` compute them, `accumulate` sums G, and `jacobian` multiplies with J.
 To support another module type, write one small function in `rules.py` and register it there.
 """
 

@@ -5,7 +5,7 @@ b samples, k residuals per sample; rows of J are ordered by (sample, residual).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from gramgn.optim.closure import Trained
 from gramgn.optim.gram import symmetric
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span
 from gramgn.optim.stream.blocks import Block, Buffers, Factors, Layout, LinearFactors, joined, weighted
-from gramgn.optim.stream.verify import Comparison
+from gramgn.optim.verify import Comparison
 
 SMALL = 64
 """Blocks of at most this many columns are concatenated before they are multiplied."""
@@ -62,6 +62,7 @@ class Accumulator:
         buffers: Memory for the blocks.
         drop: Release each block once it has been multiplied.
         comparison: Receives J^T w if the Jacobian is to be compared with autograd in this step.
+        watched: The parameters whose blocks' norms are wanted.
     """
 
     def __init__(
@@ -73,8 +74,10 @@ class Accumulator:
         *,
         drop: bool = False,
         comparison: Comparison | None = None,
+        watched: Collection[str] = (),
     ) -> None:
         self.comparison = comparison
+        self.watched, self.norms = watched, dict[str, Tensor]()
         self.trained = trained
         self.b, self.k = num_samples, num_residuals
         self.held: dict[str, Held] = {}
@@ -141,12 +144,14 @@ class Accumulator:
             several[-1].D[:, self._j] = factors.D[:, 0]
 
     def finish(self) -> None:
-        """Multiply the rest (factors, small blocks, parameters with missing blocks), symmetrise G, compare J."""
+        """Multiply the rest (factors, small blocks, parameters with missing blocks) and symmetrise G."""
         rest = [name for name in self.held if name not in self._multiplied]
         small = [name for name in rest if self.trained.params[name].numel() <= SMALL]
         for name in rest:
             if name not in small:
                 self._multiply(name)
+        for name in small:
+            self._watch(name)
         for group in range(self.trained.num_groups):
             names = [name for name in small if self._group[name] == group]
             if names:
@@ -160,6 +165,8 @@ class Accumulator:
             for key, parts in self._parts.items():
                 factors = self.factors[key] = joined(parts)
                 self._multiply_factors(factors)
+                bounds = factors.bounds() if self.watched else {}
+                self.norms |= {name: bounds[name] for name in bounds if name in self.watched}
                 if self.comparison is not None:
                     pulled = {name: torch.zeros_like(self.trained.params[name]) for name in factors.names()}
                     w = weighted(factors, self.comparison.weights)
@@ -167,8 +174,6 @@ class Accumulator:
                     self.comparison.pulled |= pulled
         self._parts.clear()
         self.G = symmetric(self.G)
-        if self.comparison is not None:
-            self.comparison.compare()
 
     def _multiply_factors(self, factors: Factors) -> None:
         groups = {self._group[name] for name in factors.names()}
@@ -196,7 +201,12 @@ class Accumulator:
         elif target.data_ptr() != rows.data_ptr():
             target.copy_(rows)
 
+    def _watch(self, name: str) -> None:
+        if name in self.watched:
+            self.norms[name] = torch.linalg.vector_norm(self.held[name].rows)
+
     def _multiply(self, name: str) -> None:
+        self._watch(name)
         with span("gramgn.gram"):
             held = self.held[name]
             self.G[self._group[name]].add_(gram_of(held.rows))

@@ -21,7 +21,7 @@ from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner,
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
 from gramgn.optim.stream.rules import RuleMemory
-from gramgn.optim.stream.verify import Verifier
+from gramgn.optim.verify import Comparison, Verifier
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,6 @@ class Backward:
         """
         k = slopes.shape[1]
         self._sums, self._expected = sums, self._plan.expected
-        if sums.comparison is not None:
-            # Before the blocks of J take memory. The backward passes below still need the graph.
-            assert self._output is not None
-            for call in self.calls:
-                if call.active and call.owner.rule is not None:
-                    call.check_unchanged()
-            sums.comparison.expect(self._output, slopes, first)
         self._open = True
         if self._inputs:
             for j in range(k):
@@ -130,6 +123,14 @@ class Backward:
                 self._last = j == k - 1
                 self._pass(slopes[:, j], keep=not self._last or keep_graph)
         self._open = False
+
+    def expect(self, comparison: Comparison, slopes: Tensor, first: int = 0) -> None:
+        """Add autograd's J^T w to a comparison, before the blocks of J take memory; the graph stays."""
+        assert self._output is not None
+        for call in self.calls:
+            if call.active and call.owner.rule is not None:
+                call.check_unchanged()
+        comparison.expect(self._output, slopes, first)
 
     def structure(self) -> Any:
         """Return a value that identifies the way in which the network was run."""

@@ -130,6 +130,12 @@ class LinearFactors:
         """Return the names of the parameters."""
         return [name for name in (self.weight, self.bias) if name]
 
+    def bounds(self) -> dict[str, Tensor]:
+        """Return upper bounds of the norms of the blocks, 0 where a block is."""
+        D = torch.linalg.vector_norm(self.D)
+        of_weight = {self.weight: D * torch.linalg.vector_norm(self.A)} if self.weight else {}
+        return of_weight | ({self.bias: D} if self.bias else {})
+
     def gram(self) -> Tensor:
         """Return the sum over pairs of places of (A A^T + 1) o (D D^T); the 1 is the bias."""
 
@@ -176,6 +182,10 @@ class EmbeddingFactors:
     def names(self) -> list[str]:
         """Return the name of the table."""
         return [self.weight]
+
+    def bounds(self) -> dict[str, Tensor]:
+        """Return an upper bound of the norm of the block, 0 where it is."""
+        return {self.weight: torch.linalg.vector_norm(self.D)}
 
     def gram(self) -> Tensor:
         """Return the sum of D D^T over pairs of places that read the same entry."""

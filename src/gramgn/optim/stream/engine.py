@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from gramgn.optim.closure import (
     Forward,
     Trained,
     call_closure,
-    check_per_sample,
     slopes_of,
 )
 from gramgn.optim.kept import structure_of
@@ -35,6 +35,7 @@ from gramgn.optim.runtime import (
 )
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.backward import Backward, Memories, Network
+from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import find_owners, recorded, recorded_calls
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import (
@@ -44,6 +45,7 @@ from gramgn.optim.stream.jacobian import (
     Jacobian,
     StreamLinearisation,
 )
+from gramgn.optim.verify import Check, Comparison, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -67,8 +69,6 @@ class StreamEngine:
         self._kernels = kernels
         self._memories = Memories(ConvPaths(conv_path), load(choose(kernels)))
         self._fitting: dict[int, int] = {}
-        # Which arguments had one entry per sample when chunks were compared with the model's own forward.
-        self._compared: set[tuple[bool, ...]] = set()
 
     @property
     def kernels(self) -> str:
@@ -87,8 +87,7 @@ class StreamEngine:
         run = (_InChunks if self.chunk_size is not None else _AtOnce)(self, model, trained)
         try:
             reading, num_samples = call_closure(model, closure, loss, run.forward)
-            with run.reduced_precision():
-                jacobian = run.jacobian(reading)
+            jacobian = run.jacobian(reading)
         finally:
             run.clear()
         eps = jacobian_eps(model, run.leaf.dtype, run.leaf.device, self.jacobian_dtype)
@@ -123,19 +122,26 @@ class StreamEngine:
 
 
 class _Run:
-    """What the two ways of forming J in one step have in common; `leaf` is the output that the closure sees."""
+    """What the two ways of forming J in one step have in common; `leaf` is the output that the closure sees.
+
+    `anew`: J is formed a second time, in full precision and in memory of its own, to be compared with autograd.
+    """
 
     leaf: Tensor
+    check: Check | None = None
 
-    def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained) -> None:
+    def __init__(
+        self, engine: StreamEngine, model: nn.Module, trained: Trained, *, anew: bool = False
+    ) -> None:
         self.engine, self.model, self.trained = engine, model, trained
-        self.memories = engine._memories
+        self.memories = replace(engine._memories, buffers=Buffers()) if anew else engine._memories
+        self.dtype = None if anew else engine.jacobian_dtype
         self.device = next(iter(trained.params.values())).device
         self.backward = Backward(trained.params, self.memories)
 
     def reduced_precision(self) -> AbstractContextManager[Any]:
         """Return autocast to the engine's shorter format, if there is one."""
-        return reduced_precision(self.engine.jacobian_dtype, self.device)
+        return reduced_precision(self.dtype, self.device)
 
     def record(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Run the model's own forward, and record the calls of parameter owners for the backward pass."""
@@ -165,17 +171,65 @@ class _Run:
 
         return self.memories.network.get([trained, replaced, *structure_of(model)], read)
 
-    def accumulator(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
-        """Return an empty sum, with the comparison to make in this step; see `Verifier.begin`."""
+    def begin(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
+        """Return an empty sum, with the comparison that is due in this step; see `Verifier`."""
         structure = (b, k, self.backward.structure())
-        eps = jacobian_eps(self.model, output.dtype, output.device, self.engine.jacobian_dtype)
-        comparison = self.memories.verifier.begin(structure, self.trained.params, b, k, eps)
-        return Accumulator(self.trained, b, k, self.memories.buffers, drop=drop, comparison=comparison)
+        self.eps = jacobian_eps(self.model, output.dtype, output.device, self.dtype)
+        self.check = check = self.memories.verifier.begin(structure, self.trained.params)
+        return Accumulator(
+            self.trained,
+            b,
+            k,
+            self.memories.buffers,
+            drop=drop,
+            comparison=Comparison(self.trained.params, b, k, self.eps) if check and check.due else None,
+            watched=check.unverified if check else (),
+        )
+
+    def verify(
+        self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None, *, alone: bool
+    ) -> None:
+        """Compare complete sums with autograd where that is due, or where a block of J is other than zero at last.
+
+        `alone`: whether the comparison within the step suffices where it was made in full precision.
+        """
+        check = self.check
+        if check is None:
+            return
+        woke = bool(sums.norms) and check.woke(
+            sums.norms, float(sums.G.diagonal(dim1=1, dim2=2).sum().clamp(min=0).sqrt())
+        )
+        if sums.comparison is not None:
+            full = self.eps <= max(torch.finfo(param.dtype).eps for param in self.trained.params.values())
+            with check.recorded() as verified:
+                verified |= sums.comparison.compare()
+                if not (alone and full):
+                    verified.clear()
+            if alone and full:
+                return
+        elif not woke:
+            return
+
+        def engine(batch: Batch, comparison: Comparison) -> Tensor:
+            run = type(self)(self.engine, self.model, self.trained, anew=True)
+            anew = Accumulator(
+                self.trained, sums.b, sums.k, run.memories.buffers, drop=True, comparison=comparison
+            )
+            try:
+                return run.form(original, batch, anew, slopes)
+            finally:
+                run.clear()
+
+        verify(check, self.model, original, batch, engine, k=sums.k, slopes=slopes)
 
     def held(self, sums: Accumulator) -> HeldJacobian:
         """Return J of complete sums, whose memory stays until the next step."""
         self.memories.buffers.keep({name: held.rows for name, held in sums.held.items()})
         return HeldJacobian(sums)
+
+    def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
+        """Form J once more in given sums, for dr/df [b, k, q] or the outputs themselves; return the outputs."""
+        raise NotImplementedError
 
     def clear(self) -> None:
         """Release the graph."""
@@ -187,12 +241,12 @@ class _AtOnce(_Run):
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model. The closure receives its output detached from the graph."""
-        batch = Batch(args, kwargs)
+        self.original, self.batch = original, Batch(args, kwargs)
         self.output = self.record(original, args, kwargs)
-        self.backward.start(self.output, batch.size, self.network)
+        self.backward.start(self.output, self.batch.size, self.network)
         self.leaf = self.output.detach().requires_grad_()
         # A copy, so that a closure may change it in place.
-        return self.leaf.clone(), batch.size
+        return self.leaf.clone(), self.batch.size
 
     def jacobian(self, reading: Reading) -> Jacobian:
         """Run the backward pass."""
@@ -204,11 +258,27 @@ class _AtOnce(_Run):
                 f"low_memory needs one residual for each sample, got {k}: the blocks of all residuals would have "
                 "to be held at the same time; set low_memory=False"
             )
-        sums = self.accumulator(b, k, self.leaf, drop=drop)
+        sums = self.begin(b, k, self.leaf, drop=drop)
+        if sums.comparison is not None:
+            self.backward.expect(sums.comparison, slopes)
         with torch.no_grad(), span("gramgn.backward"):
-            self.backward.run(slopes, sums, keep_graph=drop)
+            with self.reduced_precision():
+                self.backward.run(slopes, sums, keep_graph=drop)
             sums.finish()
-        return GraphJacobian(sums.G, self.output, slopes, self.trained.params) if drop else self.held(sums)
+        J = GraphJacobian(sums.G, self.output, slopes, self.trained.params) if drop else self.held(sums)
+        self.verify(self.original, self.batch, sums, slopes, alone=True)
+        return J
+
+    def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
+        """Form it in one go; see `_Run`."""
+        assert slopes is not None
+        args, kwargs = batch.chunk(0, batch.size)
+        output = self.record(original, args, kwargs)
+        self.backward.start(output, batch.size, self.network)
+        with torch.no_grad():
+            self.backward.run(slopes, sums)
+            sums.finish()
+        return output.detach()
 
 
 class _InChunks(_Run):
@@ -216,44 +286,51 @@ class _InChunks(_Run):
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model and form the Jacobian of its outputs."""
-        batch, compared = Batch(args, kwargs), self.engine._compared
+        batch = Batch(args, kwargs)
+        outputs, sums = self._chunks(original, batch)
+        self.of_outputs = self.held(sums)
+        self.leaf = torch.cat(outputs).requires_grad_()
+        self.verify(original, batch, sums, None, alone=len(outputs) == 1)
+        return self.leaf.clone(), batch.size
+
+    def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
+        """Form it in chunks; see `_Run`."""
+        return torch.cat(self._chunks(original, batch, sums)[0])
+
+    def _chunks(
+        self, original: Forward, batch: Batch, sums: Accumulator | None = None
+    ) -> tuple[list[Tensor], Accumulator]:
+        """Return the outputs of each chunk, and the sums that were filled: those given, or those of the step."""
 
         def plain(arguments: Arguments) -> Tensor:
             with self.reduced_precision():
                 return original(*arguments[0], **arguments[1])
 
-        step = self.engine.samples_at_a_time(batch, self.model, plain)
-        outputs = [
-            self._chunk(original, batch, start, min(start + step, batch.size))
-            for start in range(0, batch.size, step)
-        ]
+        step, outputs = self.engine.samples_at_a_time(batch, self.model, plain), []
+        for start in range(0, batch.size, step):
+            stop = min(start + step, batch.size)
+            args, kwargs = batch.chunk(start, stop)
+            try:
+                output = self.record(original, args, kwargs)
+                self.backward.start(output, stop - start, self.network)
+                flat = output.detach().reshape(stop - start, -1)
+                q = flat.shape[1]
+                if sums is None:
+                    sums = self.begin(batch.size, q, flat)
+                slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
+                if sums.comparison is not None and self.check is not None:
+                    self.backward.expect(sums.comparison, slopes, start)
+                with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
+                    self.backward.run(slopes, sums, start)
+            finally:
+                self.clear()
+            outputs.append(output.detach().reshape(stop - start, *output.shape[1:]))
+        assert sums is not None
         with torch.no_grad(), span("gramgn.backward"):
-            self.sums.finish()
-        self.of_outputs = self.held(self.sums)
-        self.leaf = torch.cat(outputs).requires_grad_()
-        if step < batch.size and tuple(batch.batched) not in compared:
-            check_per_sample(self.model, lambda *a, **k: plain((a, k)), args, kwargs, self.leaf)
-            compared.add(tuple(batch.batched))
-        return self.leaf.clone(), batch.size
-
-    def _chunk(self, original: Forward, batch: Batch, start: int, stop: int) -> Tensor:
-        """Add the part of J of a range of samples, and return their outputs."""
-        args, kwargs = batch.chunk(start, stop)
-        try:
-            output = self.record(original, args, kwargs)
-            self.backward.start(output, stop - start, self.network)
-            flat = output.detach().reshape(stop - start, -1)
-            q = flat.shape[1]
-            if start == 0:
-                self.sums = self.accumulator(batch.size, q, flat)
-            slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
-            with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
-                self.backward.run(slopes, self.sums, start)
-        finally:
-            self.clear()
-        return output.detach().reshape(stop - start, *output.shape[1:])
+            sums.finish()
+        return outputs, sums
 
     def jacobian(self, reading: Reading) -> Jacobian:
         """Chain the derivative of the residuals to the Jacobian of the outputs."""
         slopes = slopes_of(reading, self.leaf, self.model)
-        return ChainedJacobian(self.of_outputs, slopes.to(self.sums.G.device, torch.float64))
+        return ChainedJacobian(self.of_outputs, slopes.to(self.of_outputs.gram().device, torch.float64))
