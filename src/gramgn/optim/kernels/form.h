@@ -16,6 +16,14 @@ INLINE int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t whole(int64_t floats) { return ceil_div(floats, L) * L; }  // rounded up to vectors
 
+INLINE float sum_of_lanes(Vector v) {
+  float sums[L];
+  store(sums, v);
+  for (int half = L / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+  return sums[0];
+}
+
 // Memory aligned to cache lines; data is null if there is none.
 struct Scratch {
   float* data;

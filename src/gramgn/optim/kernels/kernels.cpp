@@ -4,6 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 #include "threads.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -12,6 +16,15 @@
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 32")
+#endif
+
+// Load a vector once, and not again for each use.
+#if defined(__x86_64__)
+#define IN_REGISTER(vector) __asm__("" : "+v"(vector))
+#elif defined(__aarch64__)
+#define IN_REGISTER(vector) __asm__("" : "+w"(vector))
+#else
+#define IN_REGISTER(vector)
 #endif
 
 #define LANES 4
