@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.problem import Problem
 from benchmarks.timing import interleaved
-from gramgn.optim.stream import PATHS, Buffers, Memory, applicable, gram_of, static_choice
+from gramgn.optim.stream import PATHS, Buffers, Memory, Products, applicable, static_choice
 
 SUMMED, GRAM = "summed", "Gram"
 ROUNDS = 5
@@ -83,10 +83,12 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) ->
     padding = conv.padding
     assert isinstance(padding, tuple)
     names = applicable(conv, x, grad, padding)
-    buffers = Buffers()
+    buffers, products = Buffers(), Products()
     # The block's memory is reused from call to call, as in the engine.
-    scratch = Memory(buffers, lambda parts, size, like: buffers.get("J", (parts, len(x), size), like))
-    chosen = static_choice(names, conv)
+    scratch = Memory(
+        buffers, lambda parts, size, like: buffers.get("J", (parts, len(x), size), like), products
+    )
+    chosen = static_choice(names, conv, x, grad, products.library)
     block = PATHS[chosen](conv, x, grad, padding, scratch).rows.clone()
 
     def summed() -> None:
@@ -104,7 +106,7 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) ->
             [False, True, False],
         )
 
-    steps: dict[str, Any] = {SUMMED: summed, GRAM: lambda: gram_of(block)}
+    steps: dict[str, Any] = {SUMMED: summed, GRAM: lambda: products.gram(block)}
     for name in names:
         steps[name] = lambda path=PATHS[name]: path(conv, x, grad, padding, scratch)
     with torch.no_grad():

@@ -8,22 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from gramgn.optim.stream import PATHS, Buffers, Memory, applicable, gram_of
+from gramgn.optim.stream import LIBRARIES, PATHS, Buffers, Memory, Products, applicable
 
 
 @pytest.mark.parametrize(
     ("parts", "n", "size"),
     # Small and large products, with few and with many rows.
-    [(1, 3, 7), (3, 5, 8), (1, 40, 7000), (2, 257, 400), (3, 600, 31)],
+    [(1, 3, 7), (3, 5, 8), (1, 40, 7000), (2, 257, 400), (3, 600, 31), (1, 8, 300_001)],
 )
+@pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gram_product_of_any_size_is_rows_times_rows(
-    parts: int, n: int, size: int, dtype: torch.dtype
+    parts: int, n: int, size: int, library: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     rows = torch.randn(parts, n, size, dtype=torch.float64).to(dtype)
     expected = torch.einsum("pis,pjs->ij", rows.double(), rows.double())
-    G = gram_of(rows)
+    G = Products(library=library).gram(rows)
     assert G.dtype == torch.float64
     bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
     assert (G - expected).abs().max() <= bound * expected.abs().max()
@@ -37,7 +38,7 @@ def weight_gradients(layer: nn.Conv2d, x: Tensor, grad: Tensor) -> Tensor:
 
 
 def formed(path: str, layer: nn.Conv2d, x: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
-    memory = Memory(buffers, lambda parts, size, like: like.new_empty(parts, len(x), size))
+    memory = Memory(buffers, lambda parts, size, like: like.new_empty(parts, len(x), size), Products())
     with torch.no_grad():
         block = PATHS[path](layer, x, grad, tuple(layer.padding), memory)
     return torch.stack([block.layout.to_param(row.flatten()) for row in block.rows.unbind(1)])

@@ -15,14 +15,11 @@ from gramgn.optim.closure import Trained
 from gramgn.optim.gram import symmetric
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span
 from gramgn.optim.stream.blocks import Block, Buffers, Factors, Layout, LinearFactors, joined, weighted
+from gramgn.optim.stream.products import Products
 from gramgn.optim.verify import Comparison
 
 SMALL = 64
 """Blocks of at most this many columns are concatenated before they are multiplied."""
-
-LARGE, MANY_ROWS = 10_000_000, 256
-"""Number of multiply-adds from which a single product keeps several threads busy, and number of rows from which
-computing it by halves pays on a CPU; both timed on two cores."""
 
 
 @dataclass
@@ -43,9 +40,9 @@ class SmallBlocks:
     layouts: list[Layout]
     rows: Tensor  # [1, b k, sum of sizes]
 
-    def pulled(self, u: Tensor) -> dict[str, Tensor]:
+    def pulled(self, u: Tensor, products: Products) -> dict[str, Tensor]:
         """Return each parameter's part of J^T u in the parameter's shape."""
-        columns = vector_times_rows(u, self.rows)[0].split(self.sizes)
+        columns = products.vector_times_rows(u, self.rows)[0].split(self.sizes)
         return {
             name: layout.to_param(column)
             for name, layout, column in zip(self.names, self.layouts, columns, strict=True)
@@ -60,6 +57,7 @@ class Accumulator:
         num_samples: b.
         num_residuals: k.
         buffers: Memory for the blocks.
+        products: Multiplies the blocks.
         drop: Release each block once it has been multiplied.
         comparison: Receives J^T w if the Jacobian is to be compared with autograd in this step.
         watched: The parameters whose blocks' norms are wanted.
@@ -71,6 +69,7 @@ class Accumulator:
         num_samples: int,
         num_residuals: int,
         buffers: Buffers,
+        products: Products,
         *,
         drop: bool = False,
         comparison: Comparison | None = None,
@@ -84,6 +83,7 @@ class Accumulator:
         self.small: list[SmallBlocks] = []
         self.factors: dict[str, Factors] = {}
         self._parts: dict[str, list[Factors]] = {}
+        self.products = products
         self._buffers, self._drop = buffers, drop
         self._group = dict(zip(trained.params, trained.groups, strict=True))
         self._multiplied: set[str] = set()
@@ -156,9 +156,9 @@ class Accumulator:
             names = [name for name in small if self._group[name] == group]
             if names:
                 blocks = self._concatenated(names)
-                self.G[group].add_(gram_of(blocks.rows))
+                self.G[group].add_(self.products.gram(blocks.rows))
                 if self.comparison is not None:
-                    self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten())
+                    self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten(), self.products)
                 if not self._drop:
                     self.small.append(blocks)
         with full_precision_products(), span("gramgn.gram"):
@@ -209,9 +209,11 @@ class Accumulator:
         self._watch(name)
         with span("gramgn.gram"):
             held = self.held[name]
-            self.G[self._group[name]].add_(gram_of(held.rows))
+            self.G[self._group[name]].add_(self.products.gram(held.rows))
             if self.comparison is not None:
-                pulled = vector_times_rows(self.comparison.weights.flatten(), held.rows).flatten()
+                pulled = self.products.vector_times_rows(
+                    self.comparison.weights.flatten(), held.rows
+                ).flatten()
                 self.comparison.pulled[name] = held.layout.to_param(pulled)
         self._multiplied.add(name)
         if self._drop:
@@ -238,53 +240,10 @@ def _split_like(rows: Tensor, held: Tensor) -> Tensor:
     return rows.transpose(0, 1).reshape(-1, parts, size).transpose(0, 1)
 
 
-def gram_of(rows: Tensor) -> Tensor:
-    """Return the sum over parts of rows rows^T for rows [parts, n, size], as [n, n] in float64.
-
-    On a CPU, large products are computed part by part and, for many rows, by halves, since the upper triangle
-    determines the lower one. Small ones are batched over several pieces of the columns, because a single small
-    product gives each thread too little work.
-    """
-    rows = rows.to(product_dtype(rows.dtype))
-    parts, n, size = rows.shape
-    with full_precision_products():
-        if rows.device.type == "cpu" and n * n * size >= LARGE:
-            G = torch.zeros(n, n, dtype=torch.float64)
-            for part in rows:
-                _add_gram_(G, part)
-            return G
-        if parts == 1:
-            pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
-            rows = rows.view(n, pieces, size // pieces).transpose(0, 1)
-        products = torch.bmm(rows, rows.transpose(1, 2))
-    return products.to(float64_home(products.device)).sum(dim=0, dtype=torch.float64)
-
-
-def _add_gram_(G: Tensor, rows: Tensor) -> None:
-    """Add rows rows^T to G, computing only one of the two off-diagonal blocks if there are many rows."""
-    n = len(rows)
-    if n < MANY_ROWS:
-        G += torch.mm(rows, rows.T)
-        return
-    first, second = slice(0, n // 2), slice(n // 2, n)
-    off_diagonal = torch.mm(rows[first], rows[second].T)
-    G[first, second].add_(off_diagonal)
-    G[second, first].add_(off_diagonal.T)
-    for half in (first, second):
-        _add_gram_(G[half, half], rows[half])
-
-
 def rows_times_vector(rows: Tensor, d: Tensor) -> Tensor:
     """Return the sum over parts of rows d for rows [parts, n, size] and d [parts, size], as [n] in float64."""
     dtype = product_dtype(rows.dtype)
     return to_float64(torch.bmm(rows.to(dtype), d.to(dtype).unsqueeze(2))).sum(dim=(0, 2))
-
-
-def vector_times_rows(u: Tensor, rows: Tensor) -> Tensor:
-    """Return u^T rows [parts, size] for u [n] and rows [parts, n, size]."""
-    dtype = product_dtype(rows.dtype)
-    u = u.to(rows.device, dtype).expand(len(rows), 1, -1)
-    return torch.bmm(u, rows.to(dtype)).squeeze(1)
 
 
 def to_float64(matrix: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
-from gramgn.optim.kernels import Kernels
 from gramgn.optim.runtime import span
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
 from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
+from gramgn.optim.stream.products import Products
 from gramgn.optim.stream.rules import RuleMemory
 from gramgn.optim.verify import Comparison, Verifier
 
@@ -51,7 +51,7 @@ class Memories:
     """What an engine keeps between steps."""
 
     conv_paths: ConvPaths
-    kernels: Kernels | None = None
+    products: Products = field(default_factory=Products)
     buffers: Buffers = field(default_factory=Buffers)
     verifier: Verifier = field(default_factory=Verifier)
     network: Kept[Network] = field(default_factory=Kept)
@@ -158,7 +158,9 @@ class Backward:
             return
         buffers = self._memories.buffers
         buffers.free(names[local] for local in call.active)
-        of_weight = Memory(buffers, partial(self._sums.rows, names.get("weight", "")))
+        of_weight = Memory(
+            buffers, partial(self._sums.rows, names.get("weight", "")), self._memories.products
+        )
         memory = RuleMemory(of_weight, self._memories.conv_paths)
         self._add(names, rule.blocks(module, x, grad, call.active, memory))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gramgn.optim.runtime import product_dtype
+from gramgn.optim.stream.products import Products
 
 MOST_PAIRS = 2**24
 """Maximum number of pairs of (sample, place) with (sample, place) that are multiplied at a time."""
@@ -59,10 +60,12 @@ class Memory:
         buffers: Scratch memory.
         rows: Given parts, size and a tensor that determines dtype and device, returns uninitialised memory
             [parts, b, size] for the block.
+        products: The arithmetic to use.
     """
 
     buffers: Buffers
     rows: Callable[[int, int, Tensor], Tensor]
+    products: Products
 
 
 @dataclass(frozen=True)

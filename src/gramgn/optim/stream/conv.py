@@ -2,7 +2,8 @@
 
 Every path is correct wherever `applicable` lists it; paths differ in speed only:
 
-- grouped: the library's own weight gradient, with the samples as groups. Covers all shapes.
+- grouped: the library's own weight gradient, with some samples at a time as groups. Covers all shapes.
+- single: the library's own weight gradient, called once per sample. Covers all shapes.
 - columns: patches of a few samples at a time (about 2 MB), multiplied by the output gradient. Covers strides.
 - pointwise: one matrix product per sample for kernels of a single place, without copies.
 - strips: for stride 1 and an output plane of the input's size. For each pixel, the pixels covered by one row of
@@ -24,13 +25,19 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from gramgn.optim.stream.blocks import Block, Layout, Memory, as_block
+from gramgn.optim.stream.products import BLAS
 
-COLUMNS_BYTES, STRIPS_BYTES = 2 * 2**20, 24 * 2**20
+GROUPED_BYTES, COLUMNS_BYTES, STRIPS_BYTES = 4 * 2**20, 2 * 2**20, 24 * 2**20
 LEAST_SAMPLES = 4
 """Minimum number of samples per batched product; a product of one sample does not use several threads well."""
 
-FEW_CHANNELS = 4
-"""Up to this number of input channels, the library's grouped convolution is slow."""
+FEW_CHANNELS, FEW_PLACES = 4, 9
+"""Up to this number of input channels, the library's grouped convolution is slow; up to this number of places in the
+kernel, columns are faster than one call per sample."""
+
+LEAST_PLACES, MANY_PLACES, LARGE_SAMPLE = 64, 1024, 2**15
+"""Where only oneDNN is fast: number of output places below which matrix products are faster than convolutions, and
+number of output places and size of a sample's input from which one call per sample is the fastest for channels last."""
 
 TRIALS = 3
 """Number of runs per path when probing; the fastest counts."""
@@ -38,25 +45,63 @@ TRIALS = 3
 Path = Callable[[_ConvNd, Tensor, Tensor, tuple[int, ...], Memory], Block]
 
 
-def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], _: Memory) -> Block:
-    """Return the block as the weight gradient of a convolution with one group per sample."""
-    b = len(x)
-    # Only the shape of the weight matters.
-    weight = grad.new_empty(1).expand(b * conv.weight.shape[0], *conv.weight.shape[1:])
-    block = torch.ops.aten.convolution_backward(
-        grad.contiguous().view(1, -1, *grad.shape[2:]),
-        x.contiguous().view(1, -1, *x.shape[2:]),
-        weight,
-        None,
-        conv.stride,
-        padding,
-        conv.dilation,
-        False,
-        [0] * len(conv.kernel_size),
-        b * conv.groups,
-        [False, True, False],
-    )[1]
-    return as_block(block.view(b, *conv.weight.shape))
+def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+    """Return the block as the weight gradient of convolutions with one group per sample.
+
+    A CPU takes a few samples at a time, so that what the library copies into its own format stays in the cache.
+    """
+    b, size = len(x), conv.weight.numel()
+    sample_bytes = (x[0].numel() + grad[0].numel()) * x.element_size()
+
+    def of(start: int, stop: int) -> Tensor:
+        n = stop - start
+        # Only the shape of the weight matters.
+        weight = grad.new_empty(1).expand(n * conv.weight.shape[0], *conv.weight.shape[1:])
+        D, X = (t[start:stop].contiguous().view(1, -1, *t.shape[2:]) for t in (grad, x))
+        return _weight_gradient(conv, D, X, weight, padding, n * conv.groups).view(n, *conv.weight.shape)
+
+    # A block larger than what it is formed from is not copied together.
+    if x.device.type != "cpu" or size * x.element_size() > sample_bytes:
+        return as_block(of(0, b))
+    rows = memory.rows(1, size, x)
+    step = _at_a_time(b, GROUPED_BYTES, sample_bytes)
+    for start in range(0, b, step):
+        stop = min(start + step, b)
+        rows[0, start:stop].view(-1, *conv.weight.shape).copy_(of(start, stop))
+    return Block(rows, Layout(tuple(conv.weight.shape), tuple(range(conv.weight.ndim))))
+
+
+def single(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+    """Return the block as one weight gradient per sample, in the memory format of the inputs."""
+    shape, kept = conv.weight.shape, _is_channels_last(x)
+    weight = grad.new_empty(shape).contiguous(
+        memory_format=torch.channels_last if kept else torch.contiguous_format
+    )
+    rows = memory.rows(1, weight.numel(), x)
+    order = (0, 2, 3, 1) if kept else tuple(range(x.ndim))
+    places = rows[0].view(len(x), *(shape[i] for i in order)).unbind()
+    for place, of_sample, grad_of_sample in zip(places, x.split(1), grad.split(1), strict=True):
+        gradient = _weight_gradient(conv, grad_of_sample, of_sample, weight, padding, conv.groups)
+        place.copy_(gradient.permute(order))
+    inverse = tuple(sorted(range(x.ndim), key=order.__getitem__))
+    return Block(rows, Layout(tuple(shape[i] for i in order), inverse))
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _weight_gradient(
+    conv: _ConvNd, grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], groups: int
+) -> Tensor:
+    """Return the library's gradient of the weight, summed over the samples of x."""
+    nothing = [0] * len(conv.kernel_size)
+    wanted = [False, True, False]
+    gradients = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, conv.stride, padding, conv.dilation, False, nothing, groups, wanted
+    )
+    gradient: Tensor = gradients[1]
+    return gradient
 
 
 def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
@@ -148,6 +193,7 @@ def _overlap(shift: int, size: int) -> tuple[slice, slice]:
 
 PATHS: dict[str, Path] = {
     "grouped": grouped,
+    "single": single,
     "columns": columns,
     "pointwise": pointwise,
     "strips": strips,
@@ -170,7 +216,7 @@ def padded_input(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...]) -> list[str]:
     """Return the names of the paths that are correct for a convolution of x with the given zero padding."""
-    names = ["grouped"]
+    names = ["grouped", "single"]
     if conv.groups > 1:
         return names
     plain = set(conv.stride) == {1} and set(conv.dilation) == {1}
@@ -183,18 +229,30 @@ def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...])
     return names
 
 
-def static_choice(names: list[str], conv: _ConvNd) -> str:
-    """Return one of the applicable paths by shape alone, so that all runs use the same kernels.
+def static_choice(names: list[str], conv: _ConvNd, x: Tensor, grad: Tensor, library: str) -> str:
+    """Return one of the applicable paths by shape and processor, so that all runs use the same kernels.
 
-    The rule reflects timings on two CPU cores with AVX-512 for the shapes of ResNet-32; `conv_path="probe"`
-    measures on the machine at hand. For CUDA it follows from the memory traffic of each path and was not measured.
+    The rules reflect timings for the shapes of ResNet-32 and ResNet-18 on two processors with AVX-512, one whose matrix
+    products use it (`library` is `"blas"`; an Intel Xeon) and one on which only oneDNN does (`"onednn"`; an AMD EPYC,
+    Zen 5). `conv_path="probe"` measures on the machine at hand. For CUDA the first rule follows from the memory traffic
+    of each path and was not measured.
     """
     if "pointwise" in names:
         return "pointwise"
-    if "strips" in names:
-        return "strips"
-    few_or_strided = conv.in_channels <= FEW_CHANNELS or max(conv.stride) > 1
-    return "columns" if "columns" in names and few_or_strided else "grouped"
+    few_channels = conv.in_channels <= FEW_CHANNELS
+    if library == BLAS or x.device.type != "cpu":
+        if "strips" in names:
+            return "strips"
+        return "columns" if "columns" in names and (few_channels or max(conv.stride) > 1) else "grouped"
+    if "columns" not in names:
+        return "grouped"
+    kept = _is_channels_last(x)
+    if few_channels:
+        return "columns" if kept and math.prod(conv.kernel_size) <= FEW_PLACES else "single"
+    num_places = grad[0, 0].numel()
+    if num_places < LEAST_PLACES or math.prod(conv.kernel_size) == 1:
+        return "strips" if "strips" in names else "columns"
+    return "single" if kept and num_places >= MANY_PLACES and x[0].numel() >= LARGE_SAMPLE else "grouped"
 
 
 class ConvPaths:
@@ -223,7 +281,7 @@ class ConvPaths:
         if self.policy in names:
             return run(self.policy)
         if self.policy != "probe" or len(names) == 1:
-            return run(static_choice(names, conv))
+            return run(static_choice(names, conv, x, grad, memory.products.library))
         shape = f"{list(x.shape)} {list(conv.weight.shape)} stride {conv.stride} {x.stride()} {x.dtype} {x.device}"
         if self.probed.get(shape) not in names:
             self.probed[shape] = min(names, key=lambda name: _seconds(lambda: run(name), x.device))

@@ -45,6 +45,7 @@ from gramgn.optim.stream.jacobian import (
     Jacobian,
     StreamLinearisation,
 )
+from gramgn.optim.stream.products import BLAS, Products, preferred_library
 from gramgn.optim.verify import Check, Comparison, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -53,7 +54,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class StreamEngine:
     """Forms J layer by layer. Memory for J is kept between steps; copies of an engine start without it.
 
-    The arguments are the fields of `gramgn.optim.Stream`, `jacobian_dtype` as a dtype.
+    The arguments are the fields of `gramgn.optim.Stream`, `jacobian_dtype` as a dtype, and `library`: one of
+    `LIBRARIES`, or None (default) for the processor's.
     """
 
     def __init__(
@@ -64,16 +66,18 @@ class StreamEngine:
         low_memory: bool = False,
         jacobian_dtype: torch.dtype | None = None,
         kernels: str = "auto",
+        library: str | None = None,
     ) -> None:
         self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
         self._kernels = kernels
-        self._memories = Memories(ConvPaths(conv_path), load(choose(kernels)))
+        products = Products(load(choose(kernels)), library or preferred_library())
+        self._memories = Memories(ConvPaths(conv_path), products)
         self._fitting: dict[int, int] = {}
 
     @property
     def kernels(self) -> str:
         """The form of the compiled kernels, or `"off"`."""
-        kernels = self._memories.kernels
+        kernels = self._memories.products.kernels
         return OFF if kernels is None else kernels.form
 
     def linearise(
@@ -107,16 +111,18 @@ class StreamEngine:
         return self._fitting[batch.size]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choices that were made by measuring, and the kernels."""
+        """Return the choices that were made by measuring, the kernels, and the preferred library."""
         return {
             "kernels": self.kernels,
+            "library": self._memories.products.library,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Adopt earlier choices, so that a resumed run uses the same kernels; a state without an entry used none."""
-        self._memories.kernels = load(resumed(state.get("kernels", OFF), self._kernels))
+        """Adopt earlier choices, so that a resumed run computes the same; without an entry none was made."""
+        kernels = load(resumed(state.get("kernels", OFF), self._kernels))
+        self._memories.products = Products(kernels, state.get("library", BLAS))
         self._memories.conv_paths.probed = dict(state["conv_paths"])
         self._fitting = dict(state["samples_at_a_time"])
 
@@ -181,6 +187,7 @@ class _Run:
             b,
             k,
             self.memories.buffers,
+            self.memories.products,
             drop=drop,
             comparison=Comparison(self.trained.params, b, k, self.eps) if check and check.due else None,
             watched=check.unverified if check else (),
@@ -213,7 +220,13 @@ class _Run:
         def engine(batch: Batch, comparison: Comparison) -> Tensor:
             run = type(self)(self.engine, self.model, self.trained, anew=True)
             anew = Accumulator(
-                self.trained, sums.b, sums.k, run.memories.buffers, drop=True, comparison=comparison
+                self.trained,
+                sums.b,
+                sums.k,
+                run.memories.buffers,
+                run.memories.products,
+                drop=True,
+                comparison=comparison,
             )
             try:
                 return run.form(original, batch, anew, slopes)

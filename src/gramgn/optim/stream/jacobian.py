@@ -16,7 +16,7 @@ from gramgn.optim.closure import Trained
 from gramgn.optim.gram import symmetric
 from gramgn.optim.losses import Reading
 from gramgn.optim.runtime import full_precision_products
-from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64, vector_times_rows
+from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64
 from gramgn.optim.stream.blocks import weighted
 
 
@@ -85,9 +85,9 @@ class HeldJacobian:
             of_factors = [(each, weighted(each, u.view(parts.b, parts.k))) for each in parts.factors.values()]
             pulled: dict[str, Tensor] = {}
             for name, held in parts.held.items():
-                pulled[name] = held.layout.to_param(vector_times_rows(u, held.rows).flatten())
+                pulled[name] = held.layout.to_param(parts.products.vector_times_rows(u, held.rows).flatten())
             for blocks in parts.small:
-                pulled |= blocks.pulled(u)
+                pulled |= blocks.pulled(u, parts.products)
             for factors, D in of_factors:
                 factors.add_vjp_(out, D, scales)
         by_scale: dict[float, list[str]] = {}

@@ -1,0 +1,113 @@
+"""The arithmetic of blocks: products and sums over rows of J, by the library that is fast on this processor.
+
+torch brings two libraries for float32 on an x86 processor, and only one of them may use its widest vectors: oneDNN
+uses AVX-512 wherever there is AVX-512, MKL only on processors of Intel. `preferred_library` says which one forms the
+products here. n rows, b samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gramgn.optim.kernels import Kernels
+from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype
+
+BLAS, ONEDNN = "blas", "onednn"
+LIBRARIES = (BLAS, ONEDNN)
+
+LARGE, MANY_ROWS = 10_000_000, {BLAS: 256, ONEDNN: 128}
+"""Number of multiply-adds from which a single product keeps several threads busy, and number of rows from which
+computing it by halves pays on a CPU; both timed on two cores."""
+
+LONG, PIECE = 2**18, 2**15
+"""Rows of more than LONG columns are multiplied in pieces of PIECE columns; longer sums lose digits in float32."""
+
+
+@cache
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+@cache
+def preferred_library() -> str:
+    """Return `"onednn"` on processors with AVX-512 that are not of Intel, else `"blas"`."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    return ONEDNN if _has_onednn() and " avx512f " in text and "GenuineIntel" not in text else BLAS
+
+
+@dataclass
+class Products:
+    """Products and sums over rows of J.
+
+    Attributes:
+        kernels: The compiled kernels, or None.
+        library: The library for matrix products on a CPU, one of `LIBRARIES`; default: `preferred_library()`.
+    """
+
+    kernels: Kernels | None = None
+    library: str = field(default_factory=preferred_library)
+
+    def gram(self, rows: Tensor) -> Tensor:
+        """Return the sum over parts of rows rows^T for rows [parts, n, size], as [n, n] in float64.
+
+        On a CPU, large products are computed part by part and, for many rows, by halves, since the upper triangle
+        determines the lower one. Small ones are batched over several pieces of the columns, because a single small
+        product gives each thread too little work.
+        """
+        rows = rows.to(product_dtype(rows.dtype))
+        parts, n, size = rows.shape
+        with full_precision_products():
+            if rows.device.type == "cpu" and n * n * size >= LARGE:
+                G = torch.zeros(n, n, dtype=torch.float64)
+                for part in rows:
+                    self._add_gram_(G, part)
+                return G
+            if parts == 1:
+                pieces = next((pieces for pieces in (4, 3, 2, 5, 7) if size % pieces == 0), 1)
+                rows = rows.view(n, pieces, size // pieces).transpose(0, 1)
+            products = torch.bmm(rows, rows.transpose(1, 2))
+        return products.to(float64_home(products.device)).sum(dim=0, dtype=torch.float64)
+
+    def _add_gram_(self, G: Tensor, rows: Tensor) -> None:
+        """Add rows rows^T to G, computing only one of the two off-diagonal blocks if there are many rows."""
+        n, size = rows.shape
+        library = self.library if rows.dtype == torch.float32 and _has_onednn() else BLAS
+        if size > LONG:
+            for piece in rows.split(PIECE, dim=1):
+                self._add_gram_(G, piece)
+            return
+        if library == ONEDNN:
+            rows = rows.contiguous()
+        times_transposed = _by_onednn if library == ONEDNN else _by_blas
+        if n < MANY_ROWS[library]:
+            G += times_transposed(rows, rows)
+            return
+        first, second = slice(0, n // 2), slice(n // 2, n)
+        off_diagonal = times_transposed(rows[first], rows[second])
+        G[first, second].add_(off_diagonal)
+        G[second, first].add_(off_diagonal.T)
+        for half in (first, second):
+            self._add_gram_(G[half, half], rows[half])
+
+    def vector_times_rows(self, u: Tensor, rows: Tensor) -> Tensor:
+        """Return u^T rows [parts, size] for u [n] and rows [parts, n, size]."""
+        dtype = product_dtype(rows.dtype)
+        u = u.to(rows.device, dtype).expand(len(rows), 1, -1)
+        return torch.bmm(u, rows.to(dtype)).squeeze(1)
+
+
+def _by_blas(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b^T."""
+    return torch.mm(a, b.T)
+
+
+def _by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    """Return a b^T for contiguous float32 matrices; oneDNN takes thousands of times as long for others."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
+    return product
