@@ -1,34 +1,45 @@
 // Per-sample weight gradients of convolutions: which algorithm, and which thread computes what.
 
-static int conv_weight(int threads, const float* x, const float* d, float* out, int64_t out_stride,
-                       const Convolution& s, int winograd) {
-  (void)winograd;
-  // A unit is a sample or, where there are fewer samples than threads, a range of its filters.
-  const int64_t F = s.F / s.groups, panels = ceil_div(F, 2 * L);
-  const int64_t parts = s.b < threads ? min(panels, ceil_div(threads, s.b)) : 1, units = s.b * parts;
-  int failed = 0;
-  struct Body {
-    const Convolution& s;
-    const float *x, *d;
-    float* out;
-    int64_t out_stride, panels, parts, units;
-    int* failed;
+// Tile of Winograd's algorithm, 0 for none. Transforming the sums back is paid once per sample, so the larger tile needs
+// more of them.
+INLINE int tile_size(const Convolution& s) {
+  const bool possible = s.kh == 3 && s.kw == 3 && s.sh == 1 && s.sw == 1 && s.dh == 1 && s.dw == 1 && s.groups == 1 &&
+                        s.C % L == 0 && s.F % L == 0;
+  const int64_t tiles = ceil_div(s.Ho, 4) * ceil_div(s.Wo, 4);
+  return !possible || tiles < 4 ? 0 : tiles < 16 ? 2 : 4;
+}
 
-    void operator()(int64_t thread, int64_t threads) {
-      const int64_t from = units * thread / threads, to = units * (thread + 1) / threads;
-      if (from == to) return;
-      Scratch scratch(direct_scratch(s));
-      if (!scratch.data) {
-        __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
-        return;
-      }
-      for (int64_t u = from; u < to; ++u) {
-        const int64_t n = u / parts, part = u % parts;
-        const int64_t f0 = panels * part / parts * 2 * L, f1 = min(s.F / s.groups, panels * (part + 1) / parts * 2 * L);
-        direct(s, x + n * s.H * s.W * s.C, d + n * s.Ho * s.Wo * s.F, out + n * out_stride, f0, f1, scratch.data);
-      }
+// The threads' share of a call. A unit is a sample or, where there are fewer samples than threads, a range of filters.
+struct Shares {
+  const Convolution& s;
+  const float *x, *d;
+  float* out;
+  int64_t out_stride, panels, parts;
+  int tile, failed;
+
+  void operator()(int64_t thread, int64_t threads) {
+    const int64_t units = s.b * parts, from = units * thread / threads, to = units * (thread + 1) / threads;
+    if (from == to) return;
+    const Scratch scratch(tile ? Plan(s, tile).floats : direct_scratch(s));
+    if (!scratch.data) {
+      __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+      return;
     }
-  } body{s, x, d, out, out_stride, panels, parts, units, &failed};
-  parallel(s.b * parts < threads ? (int)units : threads, body);
-  return failed;
+    for (int64_t u = from; u < to; ++u) {
+      const int64_t n = u / parts, part = u % parts;
+      const int64_t f0 = panels * part / parts * 2 * L;
+      const int64_t f1 = min(s.F / s.groups, panels * (part + 1) / parts * 2 * L);
+      const auto sample = tile == 4 ? winograd<4> : tile == 2 ? winograd<2> : direct;
+      sample(s, x + n * s.H * s.W * s.C, d + n * s.Ho * s.Wo * s.F, out + n * out_stride, f0, f1, scratch.data);
+    }
+  }
+};
+
+static int conv_weight(int threads, const float* x, const float* d, float* out, int64_t out_stride,
+                       const Convolution& s, int use_winograd) {
+  const int64_t panels = ceil_div(s.F / s.groups, 2 * L);
+  const int64_t parts = s.b < threads ? min(panels, ceil_div(threads, max(s.b, 1))) : 1;
+  Shares shares = {s, x, d, out, out_stride, panels, parts, use_winograd ? tile_size(s) : 0, 0};
+  parallel((int)min(threads, s.b * parts), shares);
+  return shares.failed;
 }

@@ -34,8 +34,12 @@ struct Scratch {
 };
 
 // clang-format off: the order matters
+#ifndef WINO_BYTES
+#define WINO_BYTES (320 * 1024)
+#endif
 #include "micro.h"
 #include "direct.h"
+#include "winograd.h"
 #include "conv.h"
 #include "linalg.h"
 // clang-format on
