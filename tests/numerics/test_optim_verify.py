@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from cases import Problem
+from test_optim_engines import assert_right
 from test_optim_stream import Of, parameter
 from torch import Tensor, nn
 from torch.nn import functional
@@ -259,3 +261,23 @@ def test_gradients_that_are_no_derivatives_are_rejected(options: Stream | Vmap |
     for network in (model, Of(functionally_scaled, w=parameter(7, 3))):
         with pytest.raises(ValueError, match="scale_grad_by_freq=False"):
             take(1, network, options, tokens)
+
+
+@pytest.mark.parametrize(
+    "options", [Stream(), Stream(chunk_size=2), Stream(low_memory=True), Vmap(), Loop()], ids=str
+)
+@pytest.mark.parametrize("kind", [{"sparse": True}, {"max_norm": 0.5}], ids=str)
+def test_tables_with_sparse_gradients_or_bounded_norms(options: Stream | Vmap | Loop, kind: dict) -> None:
+    tokens = torch.tensor([[1, 2, 1], [1, 1, 3], [0, 1, 2], [1, 4, 4]])
+    torch.manual_seed(0)
+    model = embedded(**kind)
+    problem = Problem(model, (tokens,), torch.sin)
+    if isinstance(options, Vmap):
+        with pytest.raises(ValueError, match="engine='stream'"):
+            take(1, model, options, tokens)
+        return
+    model(tokens)
+    plain = embedded()
+    plain.load_state_dict(model.state_dict())
+    assert_right(problem, options.build(), Problem(plain, (tokens,), torch.sin).dense_jacobian())
+    take(3, model, options, tokens)

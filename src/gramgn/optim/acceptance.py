@@ -1,7 +1,7 @@
 """Whether a proposed step is taken, what fraction of it, and what that does to alpha.
 
-`LevenbergMarquardt` and `Armijo` evaluate the loss at trial points, on the same mini-batch and with the same random
-numbers.
+`LevenbergMarquardt` and `Armijo` evaluate the loss at trial points, on the same mini-batch, with the same random
+numbers and from the same state of the network.
 """
 
 from __future__ import annotations
@@ -18,16 +18,9 @@ from torch import Tensor
 from gramgn.optim.algorithm import LinearModel, Step
 from gramgn.optim.closure import Closure
 from gramgn.optim.losses import Loss, modelled_decrease
-from gramgn.optim.runtime import (
-    RandomState,
-    by_group,
-    drew_random_numbers,
-    inner_products,
-    norms,
-    random_state,
-    set_random_state,
-)
+from gramgn.optim.runtime import by_group, drew_random_numbers, inner_products, norms
 from gramgn.optim.settings import check_flag, check_keys, check_number, check_whole
+from gramgn.optim.snapshot import Snapshot
 
 # Differences of the loss below this number of its roundings are noise.
 ROUNDINGS = 16
@@ -249,17 +242,17 @@ class Trial:
     """Calls the closure again with the parameters moved for the length of the call.
 
     They are moved by exchanging their memory, so that they are bitwise as before afterwards, and no graph that saved
-    them notices. The model runs as it is, once on the whole batch, with the random numbers in the state `before`.
+    them notices. The model runs as it is, once on the whole batch, from the state `before`, in which the engine found
+    it, and leaves no trace: neither in random numbers nor in buffers or attributes of the network.
     """
 
-    def __init__(self, closure: Closure, loss: Loss, model: LinearModel, before: RandomState) -> None:
-        self.closure, self.loss, self.model, self.random = closure, loss, model, before
-        self.device = model.params[0].device
+    def __init__(self, closure: Closure, loss: Loss, model: LinearModel, before: Snapshot) -> None:
+        self.closure, self.loss, self.model, self.before = closure, loss, model, before
         reading = model.J.reading
         self.eps = torch.finfo(reading.residual.dtype).eps
         # An engine may draw other masks than the plain model, or run it in a shorter format: then the loss that the
         # engine saw cannot be compared, and the plain model's is evaluated at this point too.
-        comparable = not drew_random_numbers(before, self.device) and model.J.eps <= self.eps
+        comparable = not drew_random_numbers(before.random, before.device) and model.J.eps <= self.eps
         self.start = float(reading.loss) if comparable else self._evaluate()
 
     def decrease(self, step: Step, fraction: float) -> float:
@@ -270,13 +263,9 @@ class Trial:
             return self.start - self._evaluate()
 
     def _evaluate(self) -> float:
-        after = random_state(self.device)
-        set_random_state(self.random, self.device)
-        try:
-            with torch.no_grad():
-                return self.loss.value(self.closure())
-        finally:
-            set_random_state(after, self.device)
+        with Snapshot(self.before.model, self.before.device).kept(), torch.no_grad():
+            self.before.restore()
+            return self.loss.value(self.closure())
 
 
 @contextmanager

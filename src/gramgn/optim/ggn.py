@@ -24,8 +24,9 @@ from gramgn.optim.info import WARNINGS, StepInfo, report
 from gramgn.optim.kept import Kept, structure_of
 from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import make_loss
-from gramgn.optim.runtime import RandomState, explained_out_of_memory, random_state
+from gramgn.optim.runtime import explained_out_of_memory
 from gramgn.optim.settings import Settings, check_new_group, check_shared, read_settings
+from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.solve import NON_FINITE, STATUSES
 from gramgn.optim.state import DIRECTION, check_state, pack_state
 
@@ -173,9 +174,9 @@ class GramGaussNewton(torch.optim.Optimizer):
         Args:
             closure: Calls the model exactly once, on the whole batch, and returns the residuals f - y, [b] or [b, k]
                 (for cross-entropy: logits [b, k] and labels [b]). It is called once, and with `adaptive_damping` or
-                `line_search` again per trial point, with the same random numbers of torch. The first tensor that the
-                model is called with holds the samples in its leading dimension; so does every other tensor of that
-                leading size, the rest is shared.
+                `line_search` again per trial point, with the same random numbers and the same state of the network,
+                buffers included. The first tensor that the model is called with holds the samples in its leading
+                dimension; so does every other tensor of that leading size, the rest is shared.
 
         Returns:
             Statistics of the step. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was
@@ -192,7 +193,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         params = list(trained.params.values())
         check_modes(params[0].device)
 
-        before = {} if self._acceptance is None else random_state(params[0].device)
+        before = None if self._acceptance is None else Snapshot(self._model, params[0].device)
         with explained_out_of_memory(trained.params), torch.enable_grad():
             J = self._engine.linearise(self._model, trained, closure, self._loss)
         with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
@@ -213,10 +214,10 @@ class GramGaussNewton(torch.optim.Optimizer):
         return capture(self, residuals, *example)
 
     def _decide(
-        self, model: LinearModel, settings: Settings, closure: Closure, before: RandomState
+        self, model: LinearModel, settings: Settings, closure: Closure, before: Snapshot | None
     ) -> Outcome:
-        """Return the step to take, and the fraction of it."""
-        if self._acceptance is None:
+        """Return the step to take, and the fraction of it. `before`: the state in which the engine found the model."""
+        if self._acceptance is None or before is None:
             return Outcome(propose(model, settings, explicit=False))
 
         def proposed() -> Step:

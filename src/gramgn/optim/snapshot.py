@@ -33,7 +33,7 @@ class Snapshot:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._device = device
+        self.model, self.device = model, device
         self.random: RandomState = random_state(device)
         self._python = random.getstate()
         self._numpy = _numpy_random().get_state() if _numpy_random() else None
@@ -44,7 +44,7 @@ class Snapshot:
             for table in (attributes, *(attributes[name] for name in TABLES if name in attributes)):
                 self._tables.append((table, dict(table)))
                 for value in table.values():
-                    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) and value.is_leaf:
+                    if _may_change_in_place(value):
                         self._values[id(value)] = (value, value.detach().clone())
         self._not_saved = [
             (module._non_persistent_buffers_set, set(module._non_persistent_buffers_set))
@@ -74,10 +74,17 @@ class Snapshot:
             # Without a trace in autograd, whose graph may have saved the tensor.
             tensor.data.copy_(content)
         if self.random:
-            set_random_state(self.random, self._device)
+            set_random_state(self.random, self.device)
         random.setstate(self._python)
         if self._numpy is not None:
             _numpy_random().set_state(self._numpy)
+
+
+def _may_change_in_place(value: Any) -> bool:
+    """Return whether a module's attribute is a tensor of values that a forward may overwrite; no parameter."""
+    if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.is_leaf:
+        return False
+    return value.layout != torch.strided or 0 not in value.stride()
 
 
 def _numpy_random() -> Any:

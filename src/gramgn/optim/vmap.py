@@ -57,6 +57,7 @@ class VmapEngine(Engine):
                     model, original, params, batch, self.chunk_size, range(batch.size)
                 )
             except RuntimeError as error:
+                _explain_embeddings(model, error)
                 error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
                 raise
             self._verify(model, original, params, batch, blocks)
@@ -102,6 +103,18 @@ class VmapEngine(Engine):
             return _joined(outputs)
 
         verify(check, model, original, batch, engine, k=q)
+
+
+def _explain_embeddings(model: nn.Module, error: RuntimeError) -> None:
+    """Reject tables that torch.func cannot differentiate, where an error came of them."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (
+            module.sparse or module.max_norm is not None
+        ):
+            raise ValueError(
+                f"torch.func cannot differentiate {type(module).__name__} at '{path}' with sparse=True or max_norm: "
+                "leave them out, or use engine='stream'"
+            ) from error
 
 
 def _outputs_and_jacobian(

@@ -178,7 +178,10 @@ class GraphJacobian:
             create_graph=create_graph,
             allow_unused=True,
         )
-        return dict(zip(self.params, grads, strict=True))
+        return {
+            name: grad.to_dense() if grad is not None and grad.is_sparse else grad
+            for name, grad in zip(self.params, grads, strict=True)
+        }
 
 
 Jacobian = HeldJacobian | ChainedJacobian | GraphJacobian

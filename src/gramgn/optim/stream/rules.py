@@ -112,9 +112,8 @@ def embedding_prefers_factors(module: nn.Module, _: int, __: int, shape: tuple[i
 
 
 def embedding_applies(module: nn.Module) -> bool:
-    """Return whether the table is read as it is: neither renormalised nor scaled by counts of the batch."""
-    table = cast(nn.Embedding, module)
-    return table.max_norm is None and not table.scale_grad_by_freq
+    """Return whether gradients are derivatives: not divided by counts over the batch."""
+    return not cast(nn.Embedding, module).scale_grad_by_freq
 
 
 def convolution(
