@@ -18,13 +18,16 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-// Load a vector once, and not again for each use.
+// IN_REGISTER: load a vector once, and not again for each use. STILL_NEEDED: keep it there up to this place.
 #if defined(__x86_64__)
 #define IN_REGISTER(vector) __asm__("" : "+v"(vector))
+#define STILL_NEEDED(vector) __asm__ volatile("" : : "v"(vector))
 #elif defined(__aarch64__)
 #define IN_REGISTER(vector) __asm__("" : "+w"(vector))
+#define STILL_NEEDED(vector) __asm__ volatile("" : : "w"(vector))
 #else
 #define IN_REGISTER(vector)
+#define STILL_NEEDED(vector)
 #endif
 
 #define LANES 4

@@ -66,12 +66,13 @@ NOINLINE void tile_sums(const float* a, const float* b, int64_t columns, double*
     Vector bk[TILE_COLUMNS];
     UNROLL for (int j = 0; j < TILE_COLUMNS; ++j) {
       bk[j] = load(b + j * PANEL_ROW + k);
-      if (k % LINE == 0) __builtin_prefetch(b + (TILE_COLUMNS + j) * PANEL_ROW + k, 0, 3);  // of the next tile
+      __builtin_prefetch(b + (TILE_COLUMNS + j) * PANEL_ROW + k, 0, 3);  // of the next tile
     }
     UNROLL for (int i = 0; i < TILE_ROWS; ++i) {
       Vector ai = load(a + i * PANEL_ROW + k);
       IN_REGISTER(ai);
       UNROLL for (int j = 0; j < TILE_COLUMNS; ++j) tile[i][j] += ai * bk[j];
+      if (L > 4) STILL_NEEDED(ai);  // with fused multiply-adds no sum may take its register
     }
   }
   add_lanes(tile, sums, add);
