@@ -6,7 +6,7 @@ alone. A processor runs one or several forms of the same kernels:
 - avx512: x86 processors with AVX-512 (F, BW, DQ, VL)
 - avx2: x86 processors with AVX2 and FMA
 - portable: whatever the compiler generates for the architecture. Only used if it is asked for by name: on x86 torch's
-  own products are faster (30 to 50 GFLOP/s against 75 for the Gram matrix); arm64 was not measured
+  own products are faster (45 to 85 against 40 GFLOP/s for Gram matrices of 128 rows and more); arm64 was not measured
 
 Results are bitwise repeatable for one form and number of threads; two forms differ in the last bits. The kernels take
 float32 tensors on the CPU (`serves`) and use as many threads as torch does.
