@@ -281,7 +281,10 @@ class Backward:
             return
         name, use = self._uses[i]
         with span("gramgn.blocks"):
-            gradients = elementwise_gradients(use, self.params[name], grad, self._memories.buffers)
+            memories = self._memories
+            gradients = elementwise_gradients(
+                use, self.params[name], grad, memories.buffers, memories.products
+            )
             self._sums.add_block(name, as_block(gradients))
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:

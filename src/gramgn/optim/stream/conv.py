@@ -2,6 +2,8 @@
 
 Every path is correct wherever `applicable` lists it; paths differ in speed only:
 
+- kernel: the compiled kernel, straight from channels-last memory. Covers two-dimensional planes and, as planes of one
+  row, one-dimensional ones, in float32 on a CPU.
 - grouped: the library's own weight gradient, with some samples at a time as groups. Covers all shapes.
 - single: the library's own weight gradient, called once per sample. Covers all shapes.
 - columns: patches of a few samples at a time (about 2 MB), multiplied by the output gradient. Covers strides.
@@ -24,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from gramgn.optim.kernels import Kernels, serves
 from gramgn.optim.stream.blocks import Block, Layout, Memory, as_block
 from gramgn.optim.stream.products import BLAS
 
@@ -85,6 +88,32 @@ def single(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
         place.copy_(gradient.permute(order))
     inverse = tuple(sorted(range(x.ndim), key=order.__getitem__))
     return Block(rows, Layout(tuple(shape[i] for i in order), inverse))
+
+
+def kernel(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+    """Return the block by the compiled kernel, which takes a convolution of a line as one of a plane of one row."""
+    kernels, line = memory.products.kernels, x.ndim == 3
+    assert kernels is not None
+    rows = memory.rows(1, conv.weight.numel(), x)
+    kernels.conv_weight(
+        x.unsqueeze(2) if line else x,
+        grad.unsqueeze(2) if line else grad,
+        rows[0],
+        kernel_size=_of_plane(conv.kernel_size, 1),
+        stride=_of_plane(conv.stride, 1),
+        padding=_of_plane(padding, 0),
+        dilation=_of_plane(conv.dilation, 1),
+        groups=conv.groups,
+    )
+    F, C, *places = conv.weight.shape
+    num = len(places)
+    return Block(rows, Layout((*places, C, F), (num + 1, num, *range(num))))
+
+
+def _of_plane(size: tuple[int, ...], first: int) -> tuple[int, int]:
+    """Return a size along (H, W), where that of a line has `first` along H."""
+    height, width = size if len(size) == 2 else (first, *size)
+    return height, width
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -192,6 +221,7 @@ def _overlap(shift: int, size: int) -> tuple[slice, slice]:
 
 
 PATHS: dict[str, Path] = {
+    "kernel": kernel,
     "grouped": grouped,
     "single": single,
     "columns": columns,
@@ -214,9 +244,13 @@ def padded_input(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return padded, (0,) * len(conv.kernel_size)
 
 
-def applicable(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...]) -> list[str]:
+def applicable(
+    conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], kernels: Kernels | None = None
+) -> list[str]:
     """Return the names of the paths that are correct for a convolution of x with the given zero padding."""
     names = ["grouped", "single"]
+    if kernels is not None and x.ndim <= 4 and serves(x, grad):
+        names.append("kernel")
     if conv.groups > 1:
         return names
     plain = set(conv.stride) == {1} and set(conv.dilation) == {1}
@@ -237,6 +271,8 @@ def static_choice(names: list[str], conv: _ConvNd, x: Tensor, grad: Tensor, libr
     Zen 5). `conv_path="probe"` measures on the machine at hand. For CUDA the first rule follows from the memory traffic
     of each path and was not measured.
     """
+    if "kernel" in names:
+        return "kernel"
     if "pointwise" in names:
         return "pointwise"
     few_channels = conv.in_channels <= FEW_CHANNELS
@@ -273,7 +309,7 @@ class ConvPaths:
 
     def form(self, conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
         """Return the block of the weight."""
-        names = applicable(conv, x, grad, padding)
+        names = applicable(conv, x, grad, padding, memory.products.kernels)
 
         def run(name: str) -> Block:
             return PATHS[name](conv, x, grad, padding, memory)

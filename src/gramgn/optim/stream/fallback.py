@@ -16,8 +16,10 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Batch, OwnForward
+from gramgn.optim.kernels import serves
 from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import Call, Owner, Use, is_differentiable
+from gramgn.optim.stream.products import Products
 
 ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
 PREFIX = "model."
@@ -34,18 +36,23 @@ def is_elementwise(use: Use, param: Tensor, num_samples: int) -> bool:
     return bool(shape) and shape[0] == num_samples and broadcast and output.dtype == param.dtype
 
 
-def elementwise_gradients(use: Use, param: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
+def elementwise_gradients(
+    use: Use, param: Tensor, grad: Tensor, buffers: Buffers, products: Products
+) -> Tensor:
     """Return gradients [b, *param.shape] of an elementwise use, given the gradient of its output [b, ...]."""
     if use.node.name() == MUL:
         other = use.node._saved_other if use.place == 0 else use.node._saved_self
         other = other.to(grad.dtype)
+        kernels = products.kernels
+        if kernels and param.numel() == 1 and other.shape == grad.shape and serves(grad, other):
+            return kernels.row_dots(grad, other).view(len(grad), *param.shape)
         is_summed = param.numel() * len(grad) < grad.numel()
         product = _product(grad, other, buffers) if is_summed else grad * other
-        return _reduced(product, param.shape)
+        return _reduced(product, param.shape, products)
     factor = use.node._saved_alpha if use.place == 1 else 1
     if use.node.name() == SUB and use.place == 1:
         factor = -factor
-    reduced = _reduced(grad, param.shape)
+    reduced = _reduced(grad, param.shape, products)
     return reduced if factor == 1 else factor * reduced
 
 
@@ -59,11 +66,10 @@ def _product(grad: Tensor, other: Tensor, buffers: Buffers) -> Tensor:
     return product.permute(sorted(range(grad.ndim), key=dims.__getitem__))
 
 
-def _reduced(grad: Tensor, shape: torch.Size) -> Tensor:
+def _reduced(grad: Tensor, shape: torch.Size, products: Products) -> Tensor:
     """Return [b, ...] summed to [b, *shape] over the dimensions over which `shape` was broadcast."""
     if shape.numel() == 1:
-        summed = grad.sum(dim=tuple(range(1, grad.ndim))) if grad.ndim > 1 else grad
-        return summed.view(len(grad), *shape)
+        return products.sample_sums(grad).view(len(grad), *shape)
     tail = grad.shape[1:]
     own = shape[1:] if len(shape) == grad.ndim else shape
     aligned = (1,) * (len(tail) - len(own)) + tuple(own)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gramgn.optim.kernels import Kernels
+from gramgn.optim.kernels import Kernels, serves
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype
 
 BLAS, ONEDNN = "blas", "onednn"
@@ -60,6 +60,8 @@ class Products:
         determines the lower one. Small ones are batched over several pieces of the columns, because a single small
         product gives each thread too little work.
         """
+        if self.kernels is not None and serves(rows):
+            return self.kernels.gram(rows)
         rows = rows.to(product_dtype(rows.dtype))
         parts, n, size = rows.shape
         with full_precision_products():
@@ -97,9 +99,29 @@ class Products:
 
     def vector_times_rows(self, u: Tensor, rows: Tensor) -> Tensor:
         """Return u^T rows [parts, size] for u [n] and rows [parts, n, size]."""
+        if self.kernels is not None and serves(rows):
+            return self.kernels.vector_times_rows(u, rows)
         dtype = product_dtype(rows.dtype)
         u = u.to(rows.device, dtype).expand(len(rows), 1, -1)
         return torch.bmm(u, rows.to(dtype)).squeeze(1)
+
+    def sample_sums(self, d: Tensor) -> Tensor:
+        """Return the sum of each sample's entries, [b] for d [b, ...]."""
+        if self.kernels is not None and serves(d):
+            return self.kernels.row_sums(d)
+        return d.sum(dim=tuple(range(1, d.ndim))) if d.ndim > 1 else d
+
+    def channel_sums(self, d: Tensor) -> Tensor:
+        """Return the sum over all dimensions but sample and channel, [b, C] for d [b, C, ...]."""
+        if self.kernels is not None and d.ndim > 2 and serves(d):
+            return self.kernels.channel_sums(d.movedim(1, -1))
+        return d.flatten(2).sum(dim=2) if d.ndim > 2 else d
+
+    def channel_dots(self, d: Tensor, x: Tensor) -> Tensor:
+        """Return `channel_sums` of d x."""
+        if self.kernels is not None and d.ndim > 2 and serves(d, x):
+            return self.kernels.channel_dots(d.movedim(1, -1), x.movedim(1, -1))
+        return (d.flatten(2) * x.flatten(2)).sum(dim=2) if d.ndim > 2 else d * x
 
 
 def _by_blas(a: Tensor, b: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from gramgn.optim.stream.blocks import (
     is_cheaper,
 )
 from gramgn.optim.stream.conv import ConvPaths, padded_input
+from gramgn.optim.stream.products import Products
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def convolution(
     _check_batched(x, len(conv.kernel_size) + 2)
     blocks: dict[str, Tensor | Block] = {}
     if "bias" in names:
-        blocks["bias"] = grad.flatten(2).sum(dim=2)
+        blocks["bias"] = memory.weight.products.channel_sums(grad)
     if "weight" in names:
         x, padding = padded_input(conv, x.to(grad.dtype))
         blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.weight)
@@ -134,28 +135,42 @@ def convolution(
 # Normalised inputs are recomputed, not kept.
 
 
-def group_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+def group_norm(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
     """Return the blocks [b, C] of group normalisation of x [b, C, ...]."""
     norm, x = cast(nn.GroupNorm, module), x.to(grad.dtype)
-    return _by_channel(functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names)
+    return _by_channel(
+        functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names, memory.weight.products
+    )
 
 
-def instance_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+def instance_norm(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
     """Return the blocks [b, C] of instance normalisation of x [b, C, ...]."""
     norm, x = cast(_InstanceNorm, module), x.to(grad.dtype)
     _check_batched(x, _INSTANCE_NORM_NDIM[type(module)])
     own = norm.training or not norm.track_running_stats
     stats = (None, None) if own else (norm.running_mean, norm.running_var)
-    return _by_channel(functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps), grad, names)
+    return _by_channel(
+        functional.instance_norm(x, *stats, use_input_stats=own, eps=norm.eps),
+        grad,
+        names,
+        memory.weight.products,
+    )
 
 
-def batch_norm(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], _: RuleMemory) -> Blocks:
+def batch_norm(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
     """Return the blocks [b, C] of batch normalisation with frozen statistics of x [b, C, ...]."""
     norm, x = cast(_BatchNorm, module), x.to(grad.dtype)
     return _by_channel(
         functional.batch_norm(x, norm.running_mean, norm.running_var, training=False, eps=norm.eps),
         grad,
         names,
+        memory.weight.products,
     )
 
 
@@ -210,14 +225,13 @@ def _by_token(table: nn.Embedding, x: Tensor, grad: Tensor) -> tuple[Tensor, Ten
     return tokens, D
 
 
-def _by_channel(normal: Tensor, grad: Tensor, names: frozenset[str]) -> Blocks:
+def _by_channel(normal: Tensor, grad: Tensor, names: frozenset[str], products: Products) -> Blocks:
     """Return the blocks of scale and shift by channel, summed over all dimensions but sample and channel."""
-    D = grad.flatten(2) if grad.ndim > 2 else grad.unsqueeze(2)
     blocks = {}
     if "weight" in names:
-        blocks["weight"] = (D * normal.reshape(D.shape)).sum(dim=2)
+        blocks["weight"] = products.channel_dots(grad, normal)
     if "bias" in names:
-        blocks["bias"] = D.sum(dim=2)
+        blocks["bias"] = products.channel_sums(grad)
     return blocks
 
 
