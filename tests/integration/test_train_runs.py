@@ -295,3 +295,26 @@ def test_the_documented_objects_are_the_ones_configured() -> None:
             sgd = compose("train", overrides=[f"dataset={dataset}", "optimizer=sgd"])
             assert (sgd.optimizer.lr, sgd.optimizer.momentum) == (lr, 0.9)
         assert compose("train", overrides=["optimizer.alpha=7"]).optimizer.alpha == 7
+
+
+@pytest.mark.parametrize("rule", ["optimizer=ggn_lm", "optimizer=ggn"])
+def test_epochs_in_which_nothing_moved_are_reported(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str], rule: str
+) -> None:
+    """Adaptive damping and line search: a run "done" whose steps were all given up, alone and in a sweep."""
+    search = "optimizer.line_search={max_tries: 1}" if rule == "optimizer=ggn" else "optimizer.lam=1"
+    options = (*SMALL, rule, search, "optimizer.alpha=1e-6", "trainer.epochs=2")
+    if rule == "optimizer=ggn_lm":
+        options += ("optimizer.adaptive_damping.max_alpha=1e-6",)
+    note = "in 2 of 2 epochs every step was given up and nothing moved"
+    assert call(*options, "optimizer.lr=1e4") == 0
+    assert note in capsys.readouterr().err
+    (folder,) = house.runs()
+    rows = read_rows(folder)
+    assert [row["given_up"] for row in rows] == [rows[0]["step"]] * 2
+    assert note in (folder / "log.txt").read_text()
+    sweep = (*options, "optimizer.lr=1e-3,1e4", "name=idle")
+    for _ in range(2):  # the second one keeps both
+        assert call(*sweep, multirun=True) == 0
+        table = capsys.readouterr().err.rpartition("2 jobs in")[2]
+        assert [note in line for line in table.splitlines() if "optimizer.lr" in line] == [False, True]

@@ -16,7 +16,15 @@ from gramgn.app.plan import OUTPUT_FILE, Job, split_paths
 from gramgn.damping import alpha_from_sum, alpha_to_sum
 from gramgn.errors import InputError
 from gramgn.progress import say
-from gramgn.records import RunFolder, git_state, path_override, portable, processor_name, start_record
+from gramgn.records import (
+    RunFolder,
+    git_state,
+    idle_epochs_note,
+    path_override,
+    portable,
+    processor_name,
+    start_record,
+)
 from gramgn.stopping import StopRequested
 from gramgn.tracking import TrackingConfig, WandbMirror
 from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
@@ -73,10 +81,13 @@ class Recording:
         record = self.folder.update_run(**entries)
         reason = f"{entry['type']}: {entry['message']}" if entry else None
         self.mirror.finish(exit_code, reason, entries.get("best"))
+        note = idle_epochs_note(self.folder.read_metrics()) if state == "done" else ""
         why = f"{error}; " if state == "diverged" else ""
         resume = path_override("resume", shown(self.folder.path))
         how = f" (resume it with {resume})" if state == "interrupted" else ""
         say(f"{state}: {why}{shown(self.folder.path)}{how}")
+        if note:
+            self.reporter.say(f"note: {note}")
         return record
 
 

@@ -28,7 +28,7 @@ from gramgn.records.identity import (
     settings,
     short_hash,
 )
-from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS, Row
+from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS, Row, idle_epochs_note
 from gramgn.records.provenance import git_state, portable, processor_name, start_record, versions
 from gramgn.records.queries import (
     DATA_COLUMNS,
@@ -81,6 +81,7 @@ __all__ = [
     "flat",
     "git_state",
     "identifying",
+    "idle_epochs_note",
     "is_incidental",
     "loss_grid",
     "newest",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from gramgn.errors import InputError
@@ -19,6 +19,7 @@ INTEGER_COLUMNS = frozenset(
         "solve_non_finite",
         "ill_conditioned",
         "rejected_steps",
+        "given_up",
         "skipped_batches",
     }
 )
@@ -52,6 +53,7 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "solve_non_finite",
     "ill_conditioned",
     "rejected_steps",  # trial steps that adaptive damping or a line search rejected
+    "given_up",  # steps of which every trial was rejected, so that nothing moved
     "skipped_batches",
     "peak_mem_mib",
     "residual",  # |f - y| in the unit of the targets: this and the following with trainer.theory_every
@@ -63,6 +65,21 @@ METRIC_COLUMNS: tuple[str, ...] = (
 )
 
 HEADER = ",".join(METRIC_COLUMNS) + "\n"
+
+
+def idle_epochs_note(rows: Sequence[Row]) -> str:
+    """Return a remark on the epochs in which every step was given up, so that nothing moved; empty without any."""
+    steps = [row["step"] or 0 for row in rows]
+    idle = sum(
+        0 < step - before == row["given_up"]
+        for row, step, before in zip(rows, steps, [0, *steps], strict=False)
+    )
+    if not idle:
+        return ""
+    return (
+        f"in {idle} of {len(rows)} epochs every step was given up and nothing moved (columns given_up and alpha of "
+        "metrics.csv): take a larger alpha or a smaller step size"
+    )
 
 
 def format_row(row: Mapping[str, int | float | None]) -> str:

@@ -19,6 +19,7 @@ _COUNTS = {
     "solve_non_finite": "solves with a non-finite result",
     "ill_conditioned": "alpha below the rounding of G",
     "rejected_steps": "steps rejected by adaptive damping or line search",
+    "given_up": "steps given up, so that nothing moved",
     "skipped_batches": "batches skipped",
 }
 

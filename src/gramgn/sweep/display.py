@@ -24,7 +24,7 @@ class Outcome:
     """How a job ended in this command."""
 
     state: str  # that of its run, or `waiting`, or `rejected`
-    message: str = ""  # why it failed, diverged, stopped or was rejected
+    message: str = ""  # why it failed, diverged, stopped or was rejected; a remark if it is done
     val_loss: float | None = None  # the best, if it is done
     seconds: float = 0.0  # that it worked in this command
     kept: bool = False  # it was finished before this command
@@ -32,10 +32,9 @@ class Outcome:
 
     def words(self) -> str:
         """Return the reason, or the loss, in one line."""
-        if self.state == "done":
-            return "" if self.val_loss is None else f"best val loss {self.val_loss:.4g}"
-        lines = self.message.strip().splitlines()
-        return lines[0][:300] if lines else ""
+        loss = "" if self.val_loss is None else f"best val loss {self.val_loss:.4g}"
+        first = (self.message.strip().splitlines() or [""])[0][:300]
+        return "; ".join(filter(None, (loss, first)))
 
 
 class Display:

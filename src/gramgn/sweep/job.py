@@ -21,7 +21,7 @@ from typing import Any
 
 from gramgn.app import OUTPUT_FILE, Job, one_line_warning, set_repository
 from gramgn.errors import InputError, first_line
-from gramgn.records import RunFolder, is_incidental, override_key
+from gramgn.records import RunFolder, idle_epochs_note, is_incidental, override_key
 from gramgn.stopping import StopRequested, raising_signals
 from gramgn.sweep.review import Cell
 
@@ -83,7 +83,8 @@ def run(cell: Cell, git: dict[str, Any]) -> dict[str, Any]:
     return {
         "state": record["state"],
         "exit_code": 3 if diverged else 0,
-        "message": (record.get("error") or {}).get("message", ""),
+        "message": (record.get("error") or {}).get("message", "")
+        or idle_epochs_note(RunFolder(cell.folder).read_metrics()),
         "val_loss": None if diverged else (record.get("best") or {}).get("val_loss"),
     }
 

@@ -17,8 +17,10 @@ from gramgn.progress import say
 from gramgn.records import (
     ENDED,
     LOCK_FILE,
+    RunFolder,
     SweepFolder,
     git_state,
+    idle_epochs_note,
     is_incidental,
     override_key,
     portable,
@@ -188,6 +190,7 @@ class Sweep:
             if cell.action == "keep":
                 best = (record.get("best") or {}).get("val_loss") if record["state"] == "done" else None
                 message = str((record.get("error") or {}).get("message") or "")
+                message = message or idle_epochs_note(RunFolder(cell.folder).read_metrics())
                 outcome = Outcome(str(record["state"]), message, best, kept=True)
             elif cell.action == "reject":
                 outcome = Outcome("rejected", cell.reason, exit_code=2)

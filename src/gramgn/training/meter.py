@@ -10,7 +10,7 @@ from gramgn.optim import StepInfo
 
 MEANS = ("grad_norm", "step_norm", "predicted_decrease", "actual_decrease", "trace_gram")
 SOLVES = ("cholesky", "eigh", "minimum_norm", "non_finite")
-COUNTS = ("ill_conditioned", "rejected_steps", *(f"solve_{status}" for status in SOLVES))
+COUNTS = ("ill_conditioned", "rejected_steps", "given_up", *(f"solve_{status}" for status in SOLVES))
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ class EpochMeter:
         if (info := report.info) is not None:
             if math.isfinite(info.alpha_sum):
                 self.alpha, self.alpha_sum = info.alpha, info.alpha_sum
-            self.counts = self.counts or dict.fromkeys(COUNTS, 0)
+            self.counts = dict.fromkeys(COUNTS, 0) | self.counts
             if info.status in SOLVES:  # a user-defined optimizer may solve in another way, or not at all
                 self.counts[f"solve_{info.status}"] += 1
             self.counts["ill_conditioned"] += int(info.ill_conditioned)
             self.counts["rejected_steps"] += info.rejected
+            self.counts["given_up"] += int(info.given_up)
 
     def close(self, last: StepInfo | None) -> None:
         """Take the spectrum of G of the epoch's last step; it is measured once per epoch, outside training."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from gramgn.errors import counted
 from gramgn.progress import duration
 from gramgn.progress import say as say_line
 
@@ -80,6 +81,8 @@ class Reporter:
             f"{row['train_s']:.1f} s",
             f"train loss {row['train_loss']:.4g}",
         ]
+        if row.get("given_up"):
+            parts.append(f"{counted(row['given_up'], 'step')} given up")
         if row.get("val_loss") is not None:
             parts.append(f"val {row['val_loss']:.4g}")
             parts.append(f"test {row['test_loss']:.4g} (mae {row['test_mae']:.3g} {self.unit})")
