@@ -188,6 +188,29 @@ def test_max_age_and_ages_that_lite_has_not(tmp_path: Path) -> None:
     assert [entry.reason for entry in index.unused] == ["older than max_age=39"]
 
 
+@pytest.mark.parametrize("variant", ["lite", "full"])
+def test_ages_that_cannot_be_right_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], variant: str
+) -> None:
+    """By row, with the reason; an option sets another range, and the set that it makes has its own folder."""
+    photos = write_afad(tmp_path / "raw", 10)
+    for number, age in enumerate((0, 73, 200, 999)):
+        (tmp_path / "raw" / str(age) / "111").mkdir(parents=True)
+        picture(number).save(tmp_path / "raw" / str(age) / "111" / f"{number}-0.jpg")
+    dataset = afad(tmp_path / "raw", variant=variant)
+    assert sorted(dataset.load(16).keys) == sorted([*photos, "73/111/1-0.jpg"])
+    err = capsys.readouterr().err
+    assert "3 x target outside 1 to 110 years (dataset.target_range) (0/111/0-0.jpg, 200/" in err
+    assert f"found (0, 73, 200, 999): AFAD-{variant.capitalize()} has none" in err
+    assert "999/111/3-0.jpg,target outside" in (dataset.prepared_folder(16) / "unused.csv").read_text()
+    assert (
+        len(afad(tmp_path / "raw", variant=variant, target_range=[0, 999]).load(16).keys) == len(photos) + 4
+    )
+    assert len(afad(tmp_path / "raw", variant=variant, target_range=[30, 32]).load(16).keys) < len(photos)
+    with pytest.raises(DataError, match=r"all \d+ targets are outside 120 to 150 years, e\.g\. 0 of 0/111"):
+        afad(tmp_path / "raw", variant=variant, target_range=[120, 150]).load(16)
+
+
 def test_limit_takes_the_same_samples_everywhere(tmp_path: Path) -> None:
     """D11: a limit chooses by key and seed, and leaves the split alone."""
     write_afad(tmp_path / "raw", 40)

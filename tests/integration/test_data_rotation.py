@@ -211,3 +211,46 @@ def test_a_link_to_nowhere_is_a_bad_image(tmp_path: Path) -> None:
         Rotation(tmp_path, **options).prepare(16)
     prepared = Rotation(tmp_path, on_bad_image="skip", **options).prepare(16)
     assert "gone.png" in (prepared / "unused.csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("largest", "levels"), [(4095, 17), (32767, 128), (65535, 256)])
+def test_16_bit_images_that_use_little_of_their_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], largest: int, levels: int
+) -> None:
+    """D03: reported, with the option that uses all of it; the set that it makes is another one."""
+    (tmp_path / "raw").mkdir()
+    for number in range(4):
+        ramp = np.linspace(0, largest, 24 * 24).astype(np.uint16).reshape(24, 24)
+        Image.fromarray(ramp).save(tmp_path / "raw" / f"{number}.png")
+    dataset = rotation(tmp_path / "raw", channels=1)
+    dataset.load(24)
+    assert (
+        f"4 16-bit images with no value above 4,095 of 65,535: they come out with {levels} grey levels"
+        in capsys.readouterr().err
+    ) == (levels < 128)
+    wide = rotation(tmp_path / "raw", channels=1, grey_range=[0, largest])
+    assert wide.load(24).images.max() > 230
+    assert "16-bit" not in capsys.readouterr().err
+    assert (wide.prepared_folder(24) == dataset.prepared_folder(24)) is False
+
+
+def test_a_grade_that_does_not_exist_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = np.stack([np.asarray(picture(i, (28, 28))) for i in range(4)])
+    labels = np.array([[0], [4], [5], [255]], np.uint8)
+    arrays = {f"{split}_{what}": array for split in ("train", "val", "test") for what, array in
+              (("images", images), ("labels", labels))}  # fmt: skip
+    np.savez(tmp_path / "retinamnist.npz", **arrays)
+    data = RetinaMNIST(tmp_path, prepared_root=tmp_path / "prepared").load(28)
+    assert set(data.targets) == {0.0, 4.0}
+    assert "6 x target outside 0 to 4 grade" in capsys.readouterr().err
+
+
+def test_a_named_pipe_is_a_bad_image(tmp_path: Path) -> None:
+    """D02: opening it would wait forever."""
+    for number in range(3):
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        picture(number).save(tmp_path / "raw" / f"{number}.png")
+    os.mkfifo(tmp_path / "raw" / "pipe.png")
+    with pytest.raises(DataError, match=r"1 of 4 images cannot be used:\n.*pipe\.png: not a regular file"):
+        rotation(tmp_path / "raw").load(16)
+    assert len(rotation(tmp_path / "raw", on_bad_image="skip").load(16).keys) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from house import House, read_rows, read_run
 from PIL import Image
 from trained_runs import SMALL_NET, tool, train, write_scans
 
+from gramgn.data import Item, Rotation
 from gramgn.training import TensorData
 
 
@@ -117,6 +119,25 @@ def test_the_network_sees_the_same_tensor(house: House) -> None:
     assert given.stride() == expected.stride()
 
 
+def test_the_range_of_16_bit_grey_is_the_trainings(house: House, tmp_path: Path) -> None:
+    """Without it a 12-bit radiograph would be nearly black for the network."""
+    raw = house.root / "data" / "raw" / "deep"
+    rng = np.random.default_rng(0)
+    raw.mkdir()
+    for number in range(20):
+        Image.fromarray(rng.integers(0, 4096, (24, 24), np.uint16)).save(raw / f"{number}.png")
+    options = ("dataset=rotation", f"dataset.root={raw}", "dataset.grey_range=[0,4095]")
+    run = train(house, *options, *SMALL_NET, "trainer.epochs=1")
+    decode = Rotation(raw, channels=3, grey_range=(0, 4095)).decoder(16)
+    from gramgn.app import load_trained, open_run
+
+    trained = load_trained(open_run(str(run)))
+    expected = float(trained.predict(decode(Item("", "3.png", 0.0)).pixels[None], 3)[0])
+    out = tmp_path / "p.csv"
+    assert tool(house, "predict", f"run={run}", f"images={raw / '3.png'}", f"out={out}") == 0
+    assert float(predictions(out)[0]["prediction"]) == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_colour_image_is_seen_as_the_originals_were(house: House, tmp_path: Path) -> None:
     """D07: where grey is stored and repeated three times, a colour image becomes grey first."""
     run = train(house, "dataset=rsna", "dataset.channels=3", *SMALL_NET, "trainer.epochs=1")
@@ -199,6 +220,7 @@ def test_unreadable_images_have_a_row_and_a_line(
     (tmp_path / "scans" / "half.jpg").write_bytes(scans[1].read_bytes()[:300])
     (tmp_path / "scans" / "empty.png").write_bytes(b"")
     (tmp_path / "scans" / "page.png").write_text("<html>not here</html>")
+    os.mkfifo(tmp_path / "scans" / "pipe.png")  # opening it would wait forever
     out = tmp_path / "some.csv"
     capsys.readouterr()
     words = (f"images={tmp_path / 'scans'}", f"images={tmp_path / 'gone.png'}", f"out={out}")
@@ -206,7 +228,8 @@ def test_unreadable_images_have_a_row_and_a_line(
     told = capsys.readouterr()
     found = {Path(row["path"]).name: row for row in predictions(out)}
     bad = {name: row for name, row in found.items() if row["error"]}
-    assert set(bad) == {"half.jpg", "empty.png", "page.png", "gone.png"}
+    assert set(bad) == {"half.jpg", "empty.png", "page.png", "gone.png", "pipe.png"}
+    assert "not a regular file" in bad["pipe.png"]["error"]
     assert "the file is empty" in bad["empty.png"]["error"]
     assert "not an image" in bad["page.png"]["error"]
     assert "No such file" in bad["gone.png"]["error"]
@@ -214,7 +237,7 @@ def test_unreadable_images_have_a_row_and_a_line(
         assert (row["prediction"], row["unit"]) == ("", "")
         assert str(tmp_path) not in row["error"]
         assert name in told.err
-    assert "6 predictions in years, 4 errors" in told.out
+    assert "6 predictions in years, 5 errors" in told.out
     for row in predictions(whole):
         assert float(found[Path(row["path"]).name]["prediction"]) == pytest.approx(
             float(row["prediction"]), rel=1e-5
@@ -222,7 +245,11 @@ def test_unreadable_images_have_a_row_and_a_line(
 
 
 def test_patterns_lists_and_folders(
-    house: House, faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    house: House,
+    faces: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Relative to the current folder, in order, each image once, names with commas and brackets included."""
     monkeypatch.chdir(tmp_path)
@@ -242,6 +269,17 @@ def test_patterns_lists_and_folders(
     for word, expected in cases.items():
         assert tool(house, "predict", f"run={faces}", word) == 0
         assert [row["path"] for row in predictions(Path("predictions.csv"))] == expected
+    for suffix in ("gif", "jfif", "JPE"):
+        image = Image.open("scans/deep/scan-0.png").convert("RGB")
+        image.save(f"b.{suffix}", "GIF" if suffix == "gif" else "JPEG")
+    capsys.readouterr()
+    assert tool(house, "predict", f"run={faces}", "images=.") == 0
+    found = {row["path"] for row in predictions(Path("predictions.csv"))}
+    assert found == {"scans/a,[b].png", *every, "b.gif", "b.jfif", "b.JPE"}
+    assert (
+        "2 files in . left out, no image by its name: predictions.csv, scans/notes.txt"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_file_that_is_no_predictions_is_left_alone(

@@ -56,6 +56,35 @@ def test_every_mode_gives_one_shape(tmp_path: Path, mode: str, channels: int) ->
         assert np.abs(pixels[0].astype(int) - expected).max() <= tolerance
 
 
+def test_a_range_of_16_bit_grey_is_a_window(tmp_path: Path) -> None:
+    """12 bits in 16: all levels instead of 17; what lies outside is black or white."""
+    ramp = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    np.savez(tmp_path / "ramp.npz", images=ramp[None])
+    assert len(np.unique(load_image(tmp_path / "ramp.png", 64, channels=1))) == 17
+    for path in ("ramp.png", "ramp.npz#images/0"):
+        decoded = Decoder(tmp_path, 64, 1, "stretch", (1000, 2275))(Item("a", path, 0.0))
+        assert decoded.brightest == 4095
+        window = decoded.pixels[0].ravel()
+        assert (window[:1001].max(), window[2275:].min(), len(np.unique(window))) == (0, 255, 256)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "P", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_colour_that_is_declared_transparent_is_black(tmp_path: Path, mode: str, channels: int) -> None:
+    """D07: PNG's colour key hides a colour in every mode; the other pixels stay."""
+    grey = np.full((8, 8), 180, np.uint8)
+    grey[:, :4] = 255
+    image = Image.fromarray(grey.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(grey)
+    image = image if mode in ("I;16", "L") else image.convert(mode, dither=Image.Dither.NONE)
+    key = {"RGB": (255, 255, 255), "I;16": 65535, "P": image.getpixel((0, 0)), "1": 255}.get(mode, 255)
+    image.save(tmp_path / "key.png", transparency=key)
+    pixels = load_image(tmp_path / "key.png", 8, channels=channels)
+    assert pixels[:, :, :3].max() == 0
+    if mode != "1":
+        assert abs(int(pixels[0, 0, 7]) - 180) <= 30
+
+
 def test_transparent_parts_are_black(tmp_path: Path) -> None:
     """D07: what hides under transparency does not shine through."""
     image = Image.new("RGBA", (8, 8), (255, 255, 255, 0))
@@ -133,6 +162,43 @@ def test_corrupt_exif_is_noted_not_rejected(tmp_path: Path, exif: bytes) -> None
     decoded = Decoder(tmp_path, 8, 3, "stretch")(Item("photo", "photo.jpg", 0.0))
     assert (decoded.width, decoded.height, decoded.mode) == (20, 24, "RGB")
     assert "Corrupt EXIF" in decoded.note
+
+
+def chunk(kind: bytes, content: bytes, *, damaged: bool = False) -> bytes:
+    """Return a chunk of a PNG file."""
+    checksum = zlib.crc32(kind + content) ^ damaged
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", checksum)
+
+
+BIG = zlib.compress(bytes(2 << 20))
+METADATA = {
+    "a large text": chunk(b"zTXt", b"Comment\0\0" + BIG),
+    "a large international text": chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + BIG),
+    "a large colour profile": chunk(b"iCCP", b"ICC\0\0" + BIG),
+    "a text of another checksum": chunk(b"tEXt", b"Comment\0words", damaged=True),
+    "an EXIF of another checksum": chunk(b"eXIf", b"II*\0", damaged=True),
+    "an EXIF that is none": chunk(b"eXIf", b"no such thing"),
+    "an EXIF that is cut": chunk(b"eXIf", b"MM\0*\0\0\0\x08\0\x01\x01"),
+}
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("metadata", METADATA)
+def test_metadata_of_a_png_is_harmless(tmp_path: Path, metadata: str, place: str) -> None:
+    """D02: every pixel is whole, so that only a note remains; the orientation next to it is honoured."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    sideways = {} if "EXIF" in metadata else {"exif": exif}
+    picture(0, (30, 20)).save(tmp_path / "plain.png", **sideways)
+    raw = (tmp_path / "plain.png").read_bytes()
+    at = raw.index(b"IDAT" if place == "before" else b"IEND") - 4
+    (tmp_path / "odd.png").write_bytes(raw[:at] + METADATA[metadata] + raw[at:])
+    decode = Decoder(tmp_path, 16, 3, "stretch")
+    plain, odd = (decode(Item(name, f"{name}.png", 0.0)) for name in ("plain", "odd"))
+    assert (plain.pixels == odd.pixels).all()
+    assert odd.width == (30 if "EXIF" in metadata else 20)
+    assert plain.note == ""
+    assert "large" not in metadata or "metadata that cannot be read left out" in odd.note
 
 
 @pytest.mark.parametrize(("content", "reason"), [(b"", "empty"), (b"<html></html>", "not an image")])

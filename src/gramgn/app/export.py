@@ -149,14 +149,16 @@ def snippet(trained: Trained) -> str:
 def _pixels(trained: Trained, dataset: Any) -> tuple[str, list[str]]:
     """Return an import and the lines that make `pixels`, uint8 [C, H, W], from `image.png`."""
     size, channels = trained.run["dataset"].get("image_size"), len(trained.scaling.pixel_mean)
+    grey_range = getattr(dataset, "grey_range", None)
+    grey = "" if grey_range is None else f", grey_range={grey_range}"
     if isinstance(dataset, Rotation):
         return "from gramgn.data import Item, Rotation", [
-            f'decode = Rotation(".", channels={channels}, resize="{dataset.resize}").decoder({size})',
+            f'decode = Rotation(".", channels={channels}, resize="{dataset.resize}"{grey}).decoder({size})',
             'pixels = decode(Item("image", "image.png", 0.0)).pixels  # masked to the disk, not turned',
         ]
     if isinstance(dataset, ImageDataset) and type(dataset).decoder is ImageDataset.decoder:
         return "from gramgn.data import load_image", [
-            f'pixels = load_image("image.png", {size}, resize="{dataset.resize}", channels={channels})'
+            f'pixels = load_image("image.png", {size}, resize="{dataset.resize}", channels={channels}{grey})'
         ]
     shape = (channels, size, size) if channels else tuple(dataset.sample_shape(size))
     return "import numpy", [

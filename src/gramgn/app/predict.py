@@ -25,10 +25,11 @@ from gramgn.data import (
     decode_all,
     file_of,
     image_arrays,
+    some,
     walk,
 )
-from gramgn.errors import ConfigError, DataError, InputError
-from gramgn.progress import track
+from gramgn.errors import ConfigError, DataError, InputError, counted
+from gramgn.progress import say, track
 from gramgn.records import write_atomic
 
 NPZ = ".npz"
@@ -159,10 +160,17 @@ def _expanded(word: str) -> Iterator[str]:
 
 
 def _inside(path: Path) -> Iterator[str]:
+    others: list[str] = []
     if path.is_dir():
         for relative, inner, ignored in walk(path):
-            if not ignored and relative.lower().endswith((*IMAGE_SUFFIXES, NPZ)):
+            if ignored:
+                continue
+            if relative.lower().endswith((*IMAGE_SUFFIXES, NPZ)):
                 yield from _inside(inner)
+            else:
+                others.append(relative)
+        if others:
+            say(f"note: {counted(len(others), 'file')} in {path} left out, no image by its name: {some(others)}")
     elif path.suffix.lower() == NPZ and path.is_file():
         yield from _in_npz(path)
     else:

@@ -14,7 +14,7 @@ from gramgn.data.prepare import decode_all
 from gramgn.data.retinamnist import RetinaMNIST
 from gramgn.data.rotation import Rotation
 from gramgn.data.rsna import RSNA
-from gramgn.data.scan import SYNTHETIC_MARKER, walk
+from gramgn.data.scan import SYNTHETIC_MARKER, some, walk
 from gramgn.data.sphere import Sphere
 from gramgn.data.split import split_samples
 from gramgn.data.types import Decoded, Index, Item, RegressionData, Unused
@@ -45,6 +45,7 @@ __all__ = [
     "image_arrays",
     "load_image",
     "save_contact_sheet",
+    "some",
     "split_samples",
     "unpack_afad",
     "walk",

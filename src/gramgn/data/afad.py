@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.scan import SYNTHETIC_MARKER, entries, folders, is_ignored
+from gramgn.data.scan import SYNTHETIC_MARKER, entries, folders, is_ignored, some
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_whole
 
 VARIANTS = {"lite": "AFAD-Lite", "full": "AFAD-Full"}
-LITE_AGES = (18, 39)
+AGES = {"lite": (18, 39), "full": (15, 72)}
 SEX_OF_FOLDER = {"111": "M", "112": "F"}
 NESTING = 2
 _AGE = re.compile(r"[0-9]{1,3}")
@@ -39,6 +39,7 @@ class AFAD(ImageDataset):
 
     unit: ClassVar[str] = "years"
     natural_channels: ClassVar[int] = 3
+    plausible: ClassVar[tuple[float, float]] = (1, 110)
     substitute: ClassVar[str] = "afad_synthetic"
     layout: ClassVar[str] = "AFAD-Lite/<age 18 to 39>/<111 male | 112 female>/<person>-<k>.jpg"
     source: ClassVar[str] = (
@@ -96,13 +97,12 @@ class AFAD(ImageDataset):
             else:
                 found.extend(self._age_folder(Path(entry.path), int(entry.name)))
         items = [entry for entry in found if isinstance(entry, Item)]
-        notes, (low, high) = [], LITE_AGES
+        notes, (low, high) = [], AGES[self.variant]
         strange = sorted({int(item.target) for item in items if not low <= item.target <= high})
-        if self.variant == "lite" and strange:
-            notes = [
-                f"ages outside {low} to {high} found ({', '.join(map(str, strange))}): AFAD-Lite has none; "
-                f"is this AFAD-Full? Then set dataset.variant=full"
-            ]
+        if strange:
+            hint = "; is this AFAD-Full? Then set dataset.variant=full" if self.variant == "lite" else ""
+            seen = some(list(map(str, strange)), 20)
+            notes = [f"ages outside {low} to {high} found ({seen}): {VARIANTS[self.variant]} has none{hint}"]
         prefix = base.relative_to(self.root).as_posix()
         if prefix != ".":
             items = [replace(item, path=f"{prefix}/{item.path}") for item in items]

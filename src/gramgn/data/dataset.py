@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gramgn.data.decode import RESIZE_MODES, Decode, Decoder
+from gramgn.data.decode import DEEP_MAX, RESIZE_MODES, Decode, Decoder
 from gramgn.data.prepare import prepare_set
 from gramgn.data.prepared import open_prepared
 from gramgn.data.raw_state import changes, is_foreign, raw_state, recorded_state
@@ -43,6 +44,9 @@ class ImageDataset(ABC):
         split_seed: Seed of the split rule; 0 by default.
         on_bad_image: `"error"` (the default) fails when a file cannot be decoded, `"skip"` leaves it out
             and records it.
+        target_range: Smallest and largest target that is used, in `unit`; the class's `plausible` range if None.
+        grey_range: Values of 16-bit grey images that become black and white; `[0, 65535]` if None. `[0, 4095]` is the
+            range of 12 bits.
         limit: Use at most this number of samples, chosen by hash; all if None.
         workers: Number of processes that prepare; all cores if None.
 
@@ -60,6 +64,8 @@ class ImageDataset(ABC):
     """Synthetic data set that can be used meanwhile, for messages."""
     natural_channels: ClassVar[int] = 3
     """Number of channels of the originals."""
+    plausible: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    """Smallest and largest target that can be right, in `unit`."""
 
     def __init__(
         self,
@@ -71,6 +77,8 @@ class ImageDataset(ABC):
         resize: str = "stretch",
         split_seed: int = 0,
         on_bad_image: str = "error",
+        target_range: Sequence[float] | None = None,
+        grey_range: Sequence[int] | None = None,
         limit: int | None = None,
         workers: int | None = None,
         **unknown: object,
@@ -88,6 +96,8 @@ class ImageDataset(ABC):
         self.resize = checked_choice("dataset.resize", resize, RESIZE_MODES)
         self.split_seed = checked_whole("dataset.split_seed", split_seed)
         self.on_bad_image = checked_choice("dataset.on_bad_image", on_bad_image, BAD_IMAGE_POLICIES)
+        self.target_range = _range("dataset.target_range", target_range, whole=False)
+        self.grey_range = _range("dataset.grey_range", grey_range, whole=True)
         self.limit = None if limit is None else checked_whole("dataset.limit", limit, minimum=1)
         self.workers = None if workers is None else checked_whole("dataset.workers", workers, minimum=1)
 
@@ -125,7 +135,7 @@ class ImageDataset(ABC):
 
     def decoder(self, size: int) -> Decode:
         """Return a picklable function that turns an item into pixels `[C, size, size]`."""
-        return Decoder(self.root, size, self.stored_channels, self.resize)
+        return Decoder(self.root, size, self.stored_channels, self.resize, self.grey_range)
 
     # All layouts share the following methods.
 
@@ -156,6 +166,8 @@ class ImageDataset(ABC):
             "resize": self.resize,
             "split_seed": self.split_seed,
         }
+        given = {"target_range": self.target_range, "grey_range": self.grey_range}
+        decides |= {name: value for name, value in given.items() if value is not None}
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
         return self.prepared_root / f"{self.name}-{size}-{digest[:8]}"
 
@@ -314,6 +326,23 @@ def limited_rows(keys: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
     """Return, in ascending order, the `limit` rows (all if None) whose keys have the smallest hashes."""
     ranks = [hashlib.sha256(f"limit:{seed}:{key}".encode()).hexdigest() for key in keys]
     return np.sort(np.argsort(np.array(ranks), kind="stable")[:limit])
+
+
+def _range(option: str, given: Any, *, whole: bool) -> Any:
+    """Return two ascending numbers as a tuple, or None; raise ConfigError for anything else."""
+    if given is None:
+        return None
+    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    kind = int if whole else int | float
+    if (
+        len(values) != 2
+        or any(isinstance(value, bool) or not isinstance(value, kind) for value in values)
+        or not values[0] < values[1]
+        or (whole and not 0 <= values[0] < values[1] <= DEEP_MAX)
+    ):
+        kinds = f"whole numbers from 0 to {DEEP_MAX}" if whole else "numbers"
+        raise ConfigError(f"{option}={given}: must be two ascending {kinds}, e.g. {option}=[0,4095]")
+    return tuple(values)
 
 
 def _absolute(option: str, given: str | Path) -> Path:

@@ -1,8 +1,8 @@
 """Decoding: an image file, or an image in an `.npz` file, is read, turned upright, converted and resized.
 
 Pixels are uint8 `[C, H, W]` with `C` 1 or 3. Grey is Pillow's `L`; transparent parts are laid on black; 16-bit grey is
-scaled by its full range of 65,535. Pillow resizes with antialiasing; `torchvision.transforms.v2` on the same images
-returns the same bytes, but importing it would cost each worker process several seconds and 780 MB.
+scaled by its full range of 65,535 or by a given one. Pillow resizes with antialiasing; `torchvision.transforms.v2`
+returns the same bytes on the same images, but importing it would cost each worker process several seconds and 780 MB.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import struct
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from gramgn.data.scan import read_bytes
 from gramgn.data.types import Decoded, Item
 from gramgn.errors import DataError
 
 RESIZE_MODES = ("stretch", "pad", "crop")
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+IMAGE_SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".gif"),
+    *(".tif", ".tiff", ".webp", ".pgm", ".ppm"),
+)
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded: 8,000 x 8,000. RSNA's largest has 9 million. A worker's peak memory is about
 four bytes per pixel plus the file."""
@@ -39,7 +44,11 @@ _PLAIN = ("1", "L", "RGB", "RGBX", "CMYK", "YCbCr", "HSV")
 _WITH_ALPHA = ("LA", "La", "PA", "P", "RGBA", "RGBa")
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
 _DEEP_FORMATS = ("PNG", "PPM")
-_DEEP_MAX = 65_535
+DEEP_MAX = 65_535
+"""Largest value of 16-bit grey."""
+_PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+# What Pillow's plugins raise on damaged files and metadata.
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error)
 
 Decode = Callable[[Item], Decoded]
 """Turns an item into pixels, or raises DataError naming the file; picklable, as it is sent to worker processes."""
@@ -54,19 +63,27 @@ class Decoder:
         size: Side of the result in pixels.
         channels: 1 or 3.
         resize: `"stretch"`, `"pad"` or `"crop"`.
+        grey_range: The values of 16-bit grey that become black and white; 0 and 65,535 if None (the default).
     """
 
     root: Path
     size: int
     channels: int
     resize: str
+    grey_range: tuple[int, int] | None = None
 
     def __call__(self, item: Item) -> Decoded:
         """Read, hash, decode and resize the item's image."""
-        raw, image, mode, note = _read_image(self.root, item.path)
+        raw, source, mode, note = _read_image(self.root, item.path)
+        if isinstance(source, Image.Image):
+            image, brightest = source, 0
+        else:
+            image, brightest = _scaled_to_8_bit(source, self.grey_range), int(source.max())
         pixels, done = self.square(to_channels(image, self.channels), item)
         note = "; ".join(part for part in (note, done) if part)
-        return Decoded(pixels, hashlib.sha256(raw).hexdigest(), image.width, image.height, mode, note)
+        return Decoded(
+            pixels, hashlib.sha256(raw).hexdigest(), image.width, image.height, mode, note, brightest
+        )
 
     def square(self, image: Image.Image, item: Item) -> tuple[NDArray[np.uint8], str]:
         """Return the pixels `[C, size, size]` of an upright image, and a note on anything else that was done."""
@@ -74,7 +91,12 @@ class Decoder:
 
 
 def load_image(
-    path: str | Path, size: int, *, resize: str = "stretch", channels: int = 3
+    path: str | Path,
+    size: int,
+    *,
+    resize: str = "stretch",
+    channels: int = 3,
+    grey_range: tuple[int, int] | None = None,
 ) -> NDArray[np.uint8]:
     """Load one image file as it is prepared for training.
 
@@ -83,6 +105,7 @@ def load_image(
         size: Side of the result in pixels.
         resize: `"stretch"` (the default), `"pad"` or `"crop"`.
         channels: 1 or 3 (the default).
+        grey_range: See `Decoder`.
 
     Returns:
         uint8 `[C, size, size]`.
@@ -91,7 +114,7 @@ def load_image(
         DataError: The file cannot be read or decoded, is too large, or has an unsupported pixel format.
     """
     path = Path(path)
-    return Decoder(path.parent, size, channels, resize)(Item(path.name, path.name, 0.0)).pixels
+    return Decoder(path.parent, size, channels, resize, grey_range)(Item(path.name, path.name, 0.0)).pixels
 
 
 def array_path(file: str, array: str, position: int) -> str:
@@ -105,69 +128,102 @@ def file_of(path: str) -> str:
     return f"{before}.npz" if inside else path
 
 
-def _read_image(root: Path, path: str) -> tuple[bytes, Image.Image, str, str]:
-    """Return raw bytes, the upright image, Pillow's name of its pixel format, and the decoder's warnings."""
+def _read_image(root: Path, path: str) -> tuple[bytes, Image.Image | NDArray[Any], str, str]:
+    """Return raw bytes, the upright image, Pillow's name of its pixel format, and the decoder's warnings.
+
+    16-bit grey is returned as its values `[H, W]`.
+    """
     file = file_of(path)
     if file == path:
-        try:
-            raw = (root / path).read_bytes()
-        except OSError as error:
-            raise DataError(f"{root / path}: cannot be read ({error.strerror})") from error
-        if not raw:
-            raise DataError(f"{root / path}: the file is empty")
+        raw = read_bytes(root / path)
         return raw, *_open_image(root / path, raw)
     name, _, position = path.removeprefix(f"{file}#").rpartition("/")
     values = np.ascontiguousarray(read_npz(root / file)[name][int(position)])
     if values.dtype == np.uint16:
-        image = _scaled_to_8_bit(values)
-    else:
-        image = Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
+        return values.tobytes(), values, "L", ""
+    image = Image.fromarray(values[..., 0] if values.shape[2:] == (1,) else values)
     return values.tobytes(), image, image.mode, ""
 
 
-def _open_image(path: Path, raw: bytes) -> tuple[Image.Image, str, str]:
+def _open_image(path: Path, raw: bytes) -> tuple[Image.Image | NDArray[Any], str, str]:
     """Decode an image fully and turn it upright; raise DataError naming the file if that fails."""
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:
-            image: Image.Image = Image.open(io.BytesIO(raw))
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise DataError(
-                    f"{path}: {width} x {height} is above the limit of {MAX_PIXELS:,} pixels; scale the file down"
-                )
-            # Mode I is 16-bit grey only where the file format defines that range.
-            is_deep = image.mode in _DEEP or (image.mode == "I" and image.format in _DEEP_FORMATS)
-            if not is_deep and image.mode not in (*_PLAIN, *_WITH_ALPHA):
-                raise DataError(
-                    f"{path}: pixel format {image.mode} is not supported; convert it to 8 or 16-bit grey or "
-                    f"8-bit RGB"
-                )
-            image.load()
-            mode = image.mode
-            ImageOps.exif_transpose(image, in_place=True)
-            image = _scaled_to_8_bit(np.asarray(image)) if is_deep else image
+            image, note = _decoded(path, raw), ""
         except DataError:
             raise
         except Image.DecompressionBombError as error:
             raise DataError(f"{path}: larger than the limit of {MAX_PIXELS:,} pixels") from error
-        except UnidentifiedImageError as error:
-            head = raw[:16].decode("ascii", errors="replace").strip()
-            raise DataError(f"{path}: not an image ({len(raw)} bytes, beginning with {head!r})") from error
-        except (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error) as error:
-            # Pillow's plugins raise all of these on damaged files.
-            raise DataError(f"{path}: damaged or incomplete image ({error})") from error
+        except _DAMAGE as error:
+            try:
+                image, note = _decoded(path, _bare_png(raw)), "metadata that cannot be read left out"
+            except _DAMAGE:
+                why = f"damaged or incomplete image ({error})"
+                if isinstance(error, UnidentifiedImageError):
+                    head = raw[:16].decode("ascii", errors="replace").strip()
+                    why = f"not an image ({len(raw)} bytes, beginning with {head!r})"
+                raise DataError(f"{path}: {why}") from error
+        # Mode I is 16-bit grey only where the file format defines that range.
+        is_deep = image.mode in _DEEP or (image.mode == "I" and image.format in _DEEP_FORMATS)
+        try:
+            ImageOps.exif_transpose(image, in_place=True)
+        except _DAMAGE as error:
+            note = f"Corrupt EXIF data: {error}"
     # Deprecation warnings concern Pillow's callers, not the file.
     about_file = [
         str(each.message) for each in complaints if not issubclass(each.category, DeprecationWarning)
     ]
-    return image, mode, "; ".join(sorted({text.splitlines()[0].strip() for text in about_file if text}))
+    note = "; ".join(sorted({text.splitlines()[0].strip() for text in (*about_file, note) if text}))
+    if not is_deep:
+        return image, image.mode, note
+    values = np.asarray(image)
+    hidden = image.info.get("transparency")
+    return (values if hidden is None else np.where(values == hidden, 0, values)), image.mode, note
+
+
+def _decoded(path: Path, raw: bytes) -> Image.Image:
+    """Decode an image fully; raise DataError if it is too large or has an unsupported pixel format."""
+    image = Image.open(io.BytesIO(raw))
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise DataError(
+            f"{path}: {width} x {height} is above the limit of {MAX_PIXELS:,} pixels; scale the file down"
+        )
+    is_deep = image.mode in _DEEP or (image.mode == "I" and image.format in _DEEP_FORMATS)
+    if not is_deep and image.mode not in (*_PLAIN, *_WITH_ALPHA):
+        raise DataError(
+            f"{path}: pixel format {image.mode} is not supported; convert it to 8 or 16-bit grey or 8-bit RGB"
+        )
+    image.load()
+    return image
+
+
+def _bare_png(raw: bytes) -> bytes:
+    """Return a PNG file without its texts and colour profile, on whose size and checksums Pillow insists.
+
+    Raises:
+        ValueError: It is not a PNG file.
+    """
+    if not raw.startswith(_PNG_HEAD):
+        raise ValueError("not a PNG file")
+    kept, place = [_PNG_HEAD], len(_PNG_HEAD)
+    while place < len(raw):
+        (length,), kind = struct.unpack_from(">I", raw, place), raw[place + 4 : place + 8]
+        chunk = raw[place : place + 12 + length]
+        is_whole = struct.pack(">I", zlib.crc32(chunk[4:-4])) == chunk[-4:]
+        # The case of the first letter says whether a decoder needs the chunk.
+        if kind[:1].isupper() or kind == b"tRNS" or (kind == b"eXIf" and is_whole):
+            kept.append(chunk)
+        place += len(chunk)
+    return b"".join(kept)
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
     """Convert to `L` (1 channel) or `RGB` (3 channels) and lay transparent parts on black."""
     target = "L" if channels == 1 else "RGB"
-    if image.mode in _WITH_ALPHA and (image.mode != "P" or "transparency" in image.info):
+    # A PNG or GIF file of any mode may declare one colour transparent.
+    if "transparency" in image.info or (image.mode in _WITH_ALPHA and image.mode != "P"):
         image = image.convert("RGBA")
         ground = Image.new("RGBA", image.size, (0, 0, 0, 255))
         image = Image.alpha_composite(ground, image)
@@ -210,10 +266,12 @@ def to_array(image: Image.Image) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
-def _scaled_to_8_bit(values: NDArray[Any]) -> Image.Image:
+def _scaled_to_8_bit(values: NDArray[Any], grey_range: tuple[int, int] | None) -> Image.Image:
     """Scale 16-bit grey `[H, W]` to `L`; Pillow's own conversion would clip all above 255 to white."""
-    wide = values.astype(np.uint32)
-    return Image.fromarray(((wide * 255 + _DEEP_MAX // 2) // _DEEP_MAX).astype(np.uint8))
+    low, high = grey_range or (0, DEEP_MAX)
+    wide = values.astype(np.int64).clip(low, high) - low
+    width = high - low
+    return Image.fromarray(((wide * 255 + width // 2) // width).astype(np.uint8))
 
 
 @functools.lru_cache(maxsize=2)

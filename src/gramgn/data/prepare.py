@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import PIL
 
-from gramgn.data.decode import Decode, file_of
+from gramgn.data.decode import DEEP_MAX, Decode, file_of
 from gramgn.data.prepared import (
     COLUMNS,
     FILES,
@@ -41,7 +41,7 @@ from gramgn.data.raw_state import RawState, changes, decoder_is_ours, recorded_s
 from gramgn.data.scan import some
 from gramgn.data.split import split_samples
 from gramgn.data.types import SPLITS, Decoded, Index, Item, Unused
-from gramgn.errors import DataError
+from gramgn.errors import DataError, counted
 from gramgn.files import building, flush, write_text
 from gramgn.progress import say, track
 from gramgn.workers import available_cores, map_in_processes
@@ -55,6 +55,7 @@ BYTES_PER_WORKER = 16 * 2**20
 BYTES_PER_CHUNK = 4 * 2**20
 MAX_CHUNK = 64
 MAX_NAMED = 10
+FEW_LEVELS = 127
 
 Result = Decoded | str
 """A decoded sample, or the message why there is none."""
@@ -74,7 +75,8 @@ def prepare_set(dataset: ImageDataset, image_size: int, index: Index, state: Raw
             (`on_bad_image="error"`), a full disk, or a folder that cannot be written.
     """
     folder, command = dataset.prepared_folder(image_size), dataset.command(image_size)
-    items = sorted(map(partial(_checked, dataset.name), index.items), key=lambda item: item.key)
+    index = _plausible(dataset, replace(index, items=[_checked(dataset.name, item) for item in index.items]))
+    items = sorted(index.items, key=lambda item: item.key)
     for item, following in pairwise(items):
         if item.key == following.key:
             raise DataError(
@@ -118,6 +120,22 @@ def _checked(name: str, item: Item) -> Item:
     if not isinstance(target, Real) or not math.isfinite(target):
         raise DataError(f"dataset {name}: {item.path} has the target {target!r}; must be a finite number")
     return replace(item, target=float(target))
+
+
+def _plausible(dataset: ImageDataset, index: Index) -> Index:
+    """Return the index without the samples whose target cannot be right."""
+    low, high = dataset.target_range or dataset.plausible
+    outside = [item for item in index.items if not low <= item.target <= high]
+    if len(outside) == len(index.items):
+        raise DataError(
+            f"dataset {dataset.name}: all {len(outside)} targets are outside {low:g} to {high:g} {dataset.unit}, e.g. "
+            f"{outside[0].target:g} of {outside[0].path}. dataset.target_range=[<low>,<high>] sets another range"
+        )
+    reason = f"target outside {low:g} to {high:g} {dataset.unit} (dataset.target_range)"
+    items = [item for item in index.items if low <= item.target <= high]
+    return replace(
+        index, items=items, unused=[*index.unused, *(Unused(each.path, reason) for each in outside)]
+    )
 
 
 def _size_of(path: Path) -> int:
@@ -289,11 +307,23 @@ def _finish(
             for reason, paths in sorted(by_reason.items())
         ],
         "skipped": [vars(entry) for entry in skipped],
-        "notes": index.notes,
+        "notes": [*index.notes, *_grey_note(table["brightest"].tolist(), dataset.grey_range)],
         "layout": index.facts,
         "manifest_sha256": identity(manifest),
         "versions": {"pillow": PIL.__version__, "numpy": np.__version__, "python": platform.python_version()},
     }
+
+
+def _grey_note(brightest: list[int], grey_range: tuple[int, int] | None) -> list[str]:
+    """Return a note on 16-bit images that use little of their range, 12-bit radiographs for instance."""
+    most, number = max(brightest), sum(value > 0 for value in brightest)
+    levels = (most * 255 + DEEP_MAX // 2) // DEEP_MAX + 1
+    if not number or levels > FEW_LEVELS or grey_range is not None:
+        return []
+    return [
+        f"{counted(number, '16-bit image')} with no value above {most:,} of {DEEP_MAX:,}: they come out with {levels} "
+        f"grey levels of 256. dataset.grey_range=[0,{most}] scales them by the range that is used"
+    ]
 
 
 def _keep_images(path: Path, shape: tuple[int, ...], kept: np.ndarray) -> None:

@@ -93,7 +93,7 @@ class Rotation(ImageDataset):
 
     def decoder(self, size: int) -> RotationDecoder:
         """Return a decoder that turns an image by its target."""
-        return RotationDecoder(self.root, size, self.stored_channels, self.resize)
+        return RotationDecoder(self.root, size, self.stored_channels, self.resize, self.grey_range)
 
     def index(self) -> Index:
         """List the images and draw their angles.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.labels import LabelTables, read_tables, role_of, rows_of
+from gramgn.data.labels import MAX_MONTHS, LabelTables, read_tables, role_of, rows_of
 from gramgn.data.scan import some, walk
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_number
@@ -52,6 +52,7 @@ class RSNA(ImageDataset):
 
     unit: ClassVar[str] = "months"
     natural_channels: ClassVar[int] = 1
+    plausible: ClassVar[tuple[float, float]] = (0, MAX_MONTHS)
     substitute: ClassVar[str] = "rsna_synthetic"
     layout: ClassVar[str] = (
         "a label table (columns id,boneage,male) such as boneage-training-dataset.csv and images <id>.png, "

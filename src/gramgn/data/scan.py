@@ -73,6 +73,23 @@ def walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
         yield from inside(root, "")
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a raw file.
+
+    Raises:
+        DataError: It cannot be read, is empty, or is something else than a file: opening a named pipe would never end.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a regular file; remove it")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    if not raw:
+        raise DataError(f"{path}: the file is empty")
+    return raw
+
+
 def is_synthetic(root: Path) -> bool:
     """Return whether the marker that drawing leaves is at `root`, up to 3 levels above or 2 levels below it."""
     below = folders(root)

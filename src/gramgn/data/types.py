@@ -105,6 +105,7 @@ class Decoded:
         height: Height of the original in pixels, upright.
         mode: Pillow's name of the original's pixel format.
         note: What was done besides resizing, empty as a rule.
+        brightest: Largest value of a 16-bit image; 0 for any other.
     """
 
     pixels: NDArray[np.uint8]
@@ -113,3 +114,4 @@ class Decoded:
     height: int
     mode: str
     note: str = ""
+    brightest: int = 0
