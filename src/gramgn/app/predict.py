@@ -170,7 +170,9 @@ def _inside(path: Path) -> Iterator[str]:
             else:
                 others.append(relative)
         if others:
-            say(f"note: {counted(len(others), 'file')} in {path} left out, no image by its name: {some(others)}")
+            say(
+                f"note: {counted(len(others), 'file')} in {path} left out, no image by its name: {some(others)}"
+            )
     elif path.suffix.lower() == NPZ and path.is_file():
         yield from _in_npz(path)
     else:
