@@ -73,7 +73,10 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
         ({"damping_warmup_steps": -1}, "damping_warmup_steps must be a whole number of at least 0"),
         ({"damping_warmup_factor": 0.5}, "damping_warmup_factor must be a finite number >= 1, got 0.5"),
         ({"max_step_norm": 0.0}, "max_step_norm must be a finite number > 0"),
-        ({"line_search": "wolfe"}, "line_search must be None, 'armijo', a gramgn.optim.Armijo or a mapping"),
+        (
+            {"line_search": "wolfe"},
+            "line_search must be None, 'armijo', 'grid', a gramgn.optim.Armijo or a mapping",
+        ),
         ({"line_search": Armijo(), "adaptive_damping": LevenbergMarquardt()}, "choose one of them"),
         ({"line_search": {"shrinks": 0.5}}, "line_search has no 'shrinks': did you mean 'shrink'?"),
         ({"line_search": {"c": 1.0}}, "line_search.c must be a finite number > 0 and < 1, got 1.0"),

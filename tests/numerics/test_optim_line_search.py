@@ -46,7 +46,7 @@ def test_armijo_takes_the_first_step_length_that_is_short_enough(
     )
     dense, fractions = Dense(twin, [0] * 4, [given]), []
     for _ in range(4):
-        before, previous = dense.w, dense.d
+        before = dense.w
         dense.step()
         d = dense.w - before
         t = armijo_by_hand(problem, d, c, 0.4, 6)
@@ -55,8 +55,8 @@ def test_armijo_takes_the_first_step_length_that_is_short_enough(
         assert info.given_up == (t == 0)
         assert info.step_norm == pytest.approx(t * float(d.norm()), rel=1e-8)
         dense.w = before + t * d
-        # A step that is given up forgets the momentum; one that is shortened keeps d as it was solved for.
-        dense.d = torch.zeros_like(previous) if t == 0 else dense.d
+        # Momentum is that of the step that was taken: one that was given up leaves none.
+        dense.d = t * dense.d
         fractions.append(t)
     assert set(fractions) != {1.0} or c < 0.9
 

@@ -9,19 +9,21 @@ what:
 - `spring`: SPRING momentum and weight decay inside the solve, one shift
 - `ggn`: the optimizer itself; `settings`, `state`, `info`: its hyper-parameters, `state_dict` and `StepInfo`
 - `engines`, `stream`, `vmap`: how J is formed; `closure`: how the user's closure is called
+- `terms`, `rows`: residuals of any kind, and how their J is formed
 - `losses`; `acceptance`: Levenberg-Marquardt and Armijo; `guards`: what is rejected; `runtime`: torch and the machine
 """
 
-from gramgn.optim.acceptance import Armijo, LevenbergMarquardt
+from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt
 from gramgn.optim.closure import Trained
 from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap
 from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
 from gramgn.optim.guards import note_device
-from gramgn.optim.info import StepInfo
+from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
 from gramgn.optim.runtime import float64_home, is_out_of_memory, jacobian_eps
 from gramgn.optim.solve import Solution, SolveError, solve_system
+from gramgn.optim.terms import OneSample, Term
 from gramgn.optim.vmap import VmapEngine
 
 __all__ = [
@@ -30,17 +32,21 @@ __all__ = [
     "CrossEntropy",
     "Engine",
     "GramGaussNewton",
+    "Grid",
     "LevenbergMarquardt",
     "Linearisation",
     "Loop",
     "LoopEngine",
     "Loss",
+    "OneSample",
     "Reading",
     "Solution",
     "SolveError",
     "SquaredError",
     "StepInfo",
     "Stream",
+    "Term",
+    "TermInfo",
     "Trained",
     "Vmap",
     "VmapEngine",

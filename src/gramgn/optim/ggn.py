@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim.acceptance import Armijo, LevenbergMarquardt, Line, Outcome, Trial, make_acceptance
+from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt, Line, Outcome, Trial, make_acceptance
 from gramgn.optim.algorithm import LinearModel, Step, add_step_, linear_model, propose
 from gramgn.optim.closure import Closure, Trained, trainable
 from gramgn.optim.engines import Loop, Stream, Vmap, engine_options
@@ -23,12 +23,14 @@ from gramgn.optim.guards import (
 from gramgn.optim.info import WARNINGS, StepInfo, report
 from gramgn.optim.kept import Kept, structure_of
 from gramgn.optim.kernels import OFF, serves
-from gramgn.optim.losses import make_loss
+from gramgn.optim.losses import SquaredError, make_loss
+from gramgn.optim.rows import Objective, RowMemory
 from gramgn.optim.runtime import explained_out_of_memory
 from gramgn.optim.settings import Settings, check_new_group, check_shared, read_settings
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.solve import NON_FINITE, STATUSES
 from gramgn.optim.state import DIRECTION, check_state, pack_state
+from gramgn.optim.terms import Term, check_terms
 
 if TYPE_CHECKING:
     from gramgn.optim.experimental import CapturedStep
@@ -82,7 +84,8 @@ class GramGaussNewton(torch.optim.Optimizer):
         damping_warmup_factor: Factor of alpha in the first step, >= 1, falling geometrically to 1; default 10.
         max_step_norm: A step lr d whose Euclidean norm over all parameters is larger is scaled to this norm (as SPRING
             does); None (default): no limit.
-        line_search: None (default), `"armijo"` or `Armijo(...)`: backtracking from lr; or a mapping of its fields.
+        line_search: None (default), `"armijo"` or `Armijo(...)`: backtracking from lr; or a mapping of its fields;
+            `"grid"` or `Grid(...)`: the best of lr, lr/2, lr/4, ... Momentum continues the part of d that was taken.
         engine: How J is formed. `"stream"` (default) or `Stream(...)`: layer by layer in one backward pass; `"vmap"` or
             `Vmap(...)`: by `torch.func`; `"loop"` or `Loop()`: one backward pass per row, for tests and unusual
             networks. Or a mapping of `name` and the fields of these.
@@ -117,7 +120,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         damping_warmup_steps: int = 0,
         damping_warmup_factor: float = 10.0,
         max_step_norm: float | None = None,
-        line_search: Armijo | Mapping[str, Any] | str | None = None,
+        line_search: Armijo | Grid | Mapping[str, Any] | str | None = None,
         engine: str | Stream | Vmap | Loop | Mapping[str, Any] = "stream",
     ) -> None:
         check_process()
@@ -134,6 +137,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         self._options: dict[str, Any] = {"loss": loss, "acceptance": self._acceptance, "engine": options}
         self._model = model
         self._kept: Kept[Trained] = Kept()
+        self._memory = RowMemory()
         self._everything = params is None
         self.counts = dict.fromkeys(COUNTS, 0)
         if params is None:
@@ -168,8 +172,10 @@ class GramGaussNewton(torch.optim.Optimizer):
         """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
         return self._engine.kernels if any(map(serves, self._trained().params.values())) else OFF
 
-    def step(self, closure: Closure) -> StepInfo:  # type: ignore[override]
-        """Take one step on one mini-batch.
+    def step(  # type: ignore[override]
+        self, closure: Closure | None = None, *, terms: Sequence[Term] | Term | None = None
+    ) -> StepInfo:
+        """Take one step on one mini-batch: on the residuals of a closure, or on terms.
 
         Args:
             closure: Calls the model exactly once, on the whole batch, and returns the residuals f - y, [b] or [b, k]
@@ -177,6 +183,10 @@ class GramGaussNewton(torch.optim.Optimizer):
                 `line_search` again per trial point, with the same random numbers and the same state of the network,
                 buffers included. The first tensor that the model is called with holds the samples in its leading
                 dimension; so does every other tensor of that leading size, the rest is shared.
+            terms: Residuals of any kind; see `Term`. The step minimises the sum over terms of weight times the mean
+                over its samples of |r|^2: rows are scaled by sqrt(weight B / b) for b of B samples in total, so that
+                one term of weight 1 is the step of a closure. With `damping_convention="sum"` it is the sum over
+                samples, with rows scaled by sqrt(weight).
 
         Returns:
             Statistics of the step. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was
@@ -191,11 +201,19 @@ class GramGaussNewton(torch.optim.Optimizer):
         trained = self._trained()
         settings = self._settings(trained)
         params = list(trained.params.values())
+        objective = None
+        if terms is not None or closure is None:
+            objective = self._objective(closure, terms, trained, settings)
+            closure = objective.residual
+        assert closure is not None
         check_modes(params[0].device)
 
         before = None if self._acceptance is None else Snapshot(self._model, params[0].device)
         with explained_out_of_memory(trained.params), torch.enable_grad():
-            J = self._engine.linearise(self._model, trained, closure, self._loss)
+            if objective is None:
+                J = self._engine.linearise(self._model, trained, closure, self._loss)
+            else:
+                J = objective.linearise()
         with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
             previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
             model = linear_model(J, trained, previous, self.counts["steps"] + 1)
@@ -204,8 +222,32 @@ class GramGaussNewton(torch.optim.Optimizer):
                 add_step_(model, outcome.step, outcome.fraction)
             self._remember(model, outcome)
             info = report(model, outcome, self._loss)
+            if objective is not None:
+                info = objective.report(info)
         self._count(info)
         return info
+
+    def _objective(
+        self, closure: Closure | None, terms: Any, trained: Trained, settings: Settings
+    ) -> Objective:
+        """Return what a step on terms minimises."""
+        if closure is not None or terms is None:
+            raise ValueError(
+                f"step needs either a closure or terms, got {'both' if closure is not None else 'neither'}: "
+                "step(closure) or step(terms=[Term(residual, x), ...])"
+            )
+        if not isinstance(self._loss, SquaredError):
+            raise ValueError(
+                "terms are residuals of least squares: build the optimizer without loss='cross_entropy'"
+            )
+        return Objective(
+            self._model,
+            trained,
+            check_terms(terms),
+            settings.damping_convention,
+            self._options["engine"],
+            self._memory,
+        )
 
     def experimental_capture(self, residuals: Callable[..., Tensor], *example: Tensor) -> CapturedStep:
         """Capture steps on inputs of fixed shapes in two CUDA graphs; see `gramgn.optim.experimental.capture`."""
@@ -227,14 +269,17 @@ class GramGaussNewton(torch.optim.Optimizer):
         return self._acceptance.decide(proposed, lambda step: Line(trial, step), self.param_groups)
 
     def _remember(self, model: LinearModel, outcome: Outcome) -> None:
-        """Keep d for momentum. A step that was given up is forgotten: without it no damping would shorten d."""
+        """Keep the part of d that was taken for momentum; a step that was given up is forgotten.
+
+        Where a line search keeps shortening steps, momentum towards the whole d would pull past the valley each time.
+        """
         if not outcome.step.finite:
             return
         self.state.clear()
         direction = outcome.step.direction
         if direction is not None and outcome.step.settings.momentum and not outcome.given_up:
             for param, d in zip(model.params, direction, strict=True):
-                self.state[param][DIRECTION] = d
+                self.state[param][DIRECTION] = d if outcome.fraction == 1 else d * outcome.fraction
 
     def _count(self, info: StepInfo) -> None:
         """Count the step, and warn at the first one of a kind that the user should know of."""
@@ -305,7 +350,17 @@ class GramGaussNewton(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Add model and engine to what torch keeps, so that the pair survives deepcopy and pickle."""
-        own = ("_engine", "_model", "_loss", "_acceptance", "_options", "_everything", "_kept", "counts")
+        own = (
+            "_engine",
+            "_memory",
+            "_model",
+            "_loss",
+            "_acceptance",
+            "_options",
+            "_everything",
+            "_kept",
+            "counts",
+        )
         return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
 
     def __repr__(self) -> str:

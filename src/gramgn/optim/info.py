@@ -23,8 +23,42 @@ WARNINGS = {
 }
 
 
+class HasSpectrum:
+    """Something with a Gram matrix."""
+
+    gram: Tensor
+
+    def spectrum(self) -> tuple[float, float]:
+        """Return the smallest and the largest eigenvalue of G (nan where G is not finite or was not given)."""
+        if not self.gram.numel() or not bool(torch.isfinite(self.gram).all()):
+            return float("nan"), float("nan")
+        eigenvalues = torch.linalg.eigvalsh(self.gram)
+        return float(eigenvalues[0]), float(eigenvalues[-1])
+
+
 @dataclass(frozen=True)
-class StepInfo:
+class TermInfo(HasSpectrum):
+    """Statistics of one term of a step.
+
+    Attributes:
+        name: The name of the term's function.
+        weight: The weight of the term.
+        num_samples: The number of its samples.
+        loss: mean(r^2) over its samples and residuals before the step, without the weight.
+        residual: r as its function returned it, detached, [b] or [b, k]. Not shown by `repr`.
+        gram: Its block of the G of the step, of its rows as they are scaled there. Not shown by `repr`.
+    """
+
+    name: str
+    weight: float
+    num_samples: int
+    loss: float
+    residual: Tensor = field(repr=False)
+    gram: Tensor = field(repr=False)
+
+
+@dataclass(frozen=True)
+class StepInfo(HasSpectrum):
     """Statistics of one step.
 
     `GramGaussNewton.step` sets every field. The defaults stand for what a user-defined optimizer does not measure.
@@ -55,6 +89,10 @@ class StepInfo:
             was not measured (without `adaptive_damping` or `line_search`).
         rejected: The number of tries that were rejected before. Where `given_up`, all were.
         given_up: Whether every try was rejected, so that no parameter was changed.
+        terms: The statistics of each term of a step on `terms`. Of such a step, `loss` is the sum over terms of weight
+            times mean(r^2) over the term's samples and residuals; `residual` [n] and `gram` hold the rows of all terms
+            as they are scaled (see `GramGaussNewton.step`), and the decreases are those of mean(`residual`^2), which
+            is `loss` where each term has one residual per sample and the damping convention is not `"sum"`.
     """
 
     loss: float
@@ -73,13 +111,7 @@ class StepInfo:
     actual_decrease: float = math.nan
     rejected: int = 0
     given_up: bool = False
-
-    def spectrum(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue of G (nan where G is not finite or was not given)."""
-        if not self.gram.numel() or not bool(torch.isfinite(self.gram).all()):
-            return float("nan"), float("nan")
-        eigenvalues = torch.linalg.eigvalsh(self.gram)
-        return float(eigenvalues[0]), float(eigenvalues[-1])
+    terms: tuple[TermInfo, ...] = ()
 
 
 def report(model: LinearModel, outcome: Outcome, loss: Loss) -> StepInfo:

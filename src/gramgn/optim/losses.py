@@ -68,11 +68,11 @@ class SquaredError:
         """Take the residuals [b] or [b, k] as they are."""
         _check_residual(returned, output, num_samples)
         r = returned.detach()
-        return Reading(_mean_square(r), r, returned)
+        return Reading(mean_square(r), r, returned)
 
     def value(self, returned: Any) -> float:
         """Return mean(r^2)."""
-        return float(_mean_square(returned))
+        return float(mean_square(returned))
 
     def weight(self, num_rows: int, num_samples: int) -> float:
         """Return 2 / n."""
@@ -165,7 +165,8 @@ def _check_logits(returned: Any, output: Tensor, num_samples: int) -> tuple[Tens
     return logits, labels.to(logits.device, torch.int64)
 
 
-def _mean_square(r: Tensor) -> Tensor:
+def mean_square(r: Tensor) -> Tensor:
+    """Return mean(r^2), in float64 where the device has it."""
     return (r if r.device.type == "mps" else r.double()).square().mean()
 
 

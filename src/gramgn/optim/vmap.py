@@ -150,7 +150,7 @@ def _outputs_and_jacobian(
 
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
-    with _buffers_kept(model):
+    with buffers_kept(model):
         chunks = [
             per_sample(*batch.part(start, min(start + step, samples.stop)))
             for start in range(samples.start, samples.stop, step)
@@ -162,7 +162,7 @@ def _outputs_and_jacobian(
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Reject a forward pass that replaces a buffer: with vmap, the new tensor would belong to one sample."""
     before = [(path, module, dict(module._buffers)) for path, module in model.named_modules()]
     try:

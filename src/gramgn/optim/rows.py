@@ -1,0 +1,401 @@
+"""The rows of J of a step on terms, formed sample by sample with `torch.func` and held as one matrix.
+
+n rows in total, (term, sample, residual) in this order; m trainable parameters, ordered by parameter group.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial, reduce
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacfwd, jvp, vjp, vmap
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gramgn.optim.closure import Trained
+from gramgn.optim.engines import Loop, Stream, Vmap
+from gramgn.optim.info import StepInfo, TermInfo
+from gramgn.optim.losses import Reading, mean_square
+from gramgn.optim.runtime import (
+    float64_home,
+    full_precision_products,
+    jacobian_eps,
+    product_dtype,
+    random_state,
+    set_random_state,
+    span,
+)
+from gramgn.optim.terms import Residual, Term, scales_of
+from gramgn.optim.vmap import buffers_kept
+
+CHUNK_BYTES = {"cpu": 2**30}
+"""What one chunk of samples may allocate in total, most of which is released on the way; on other devices 4 GiB."""
+TILE = 128
+COLUMNS = 4096
+
+Params = dict[str, Tensor]
+Form = Callable[..., tuple[Tensor, Params]]
+"""Gives the residuals of a chunk of samples, [b] or [b, k], and their rows by parameter, [b, ...] or [b, k, ...]."""
+
+
+@dataclass(frozen=True)
+class RowsLinearisation:
+    """r and J of all terms; see `Linearisation`."""
+
+    reading: Reading
+    num_samples: int
+    eps: float
+    trained: Trained
+    rows: Tensor  # J [n, m]
+    columns: Sequence[slice]  # of each parameter
+
+    def gram(self) -> Tensor:
+        """Return G = J J^T by parameter group, [groups, n, n] in float64."""
+        home, n = float64_home(self.rows.device), len(self.rows)
+        G = torch.zeros(self.trained.num_groups, n, n, dtype=torch.float64, device=home)
+        with full_precision_products():
+            for group in sorted(set(self.trained.groups)):
+                columns = [
+                    c for c, own in zip(self.columns, self.trained.groups, strict=True) if own == group
+                ]
+                add_gram_(G[group], self.rows[:, columns[0].start : columns[-1].stop])
+        return G
+
+    def jvp(self, direction: Sequence[Tensor]) -> Tensor:
+        """Return J d, [n] in float64."""
+        dtype = product_dtype(self.rows.dtype)
+        d = torch.zeros(self.rows.shape[1], dtype=dtype, device=self.rows.device)
+        for columns, part in zip(self.columns, direction, strict=True):
+            d[columns] = part.flatten().to(dtype)
+        with full_precision_products():
+            product = self.rows.to(dtype) @ d
+        return product.to(float64_home(product.device)).to(torch.float64)
+
+    def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
+        """Add J^T u times the scales to `out`."""
+        dtype = product_dtype(self.rows.dtype)
+        with full_precision_products():
+            pulled = u.to(dtype).to(self.rows.device) @ self.rows.to(dtype)
+        for columns, tensor, scale in zip(self.columns, out, scales, strict=True):
+            tensor.add_(pulled[columns].view(tensor.shape), alpha=scale)
+
+
+def add_gram_(G: Tensor, rows: Tensor) -> None:
+    """Add rows rows^T to G [n, n], exactly symmetric: tiles of its lower triangle, mirrored.
+
+    Products in float32 or better over at most `COLUMNS` columns, their sum in float64.
+    """
+    n, size = rows.shape
+    J = rows.to(product_dtype(rows.dtype))
+    step = size if J.dtype == torch.float64 else COLUMNS
+    for start in range(0, n, TILE):
+        stop = min(start + TILE, n)
+        tile = G[start:stop, :stop]
+        for first in range(0, size, step):
+            part = J[:, first : first + step]
+            if part.dtype == G.dtype and part.device == G.device:
+                tile.addmm_(part[start:stop], part[:stop].T)
+            else:
+                tile += (part[start:stop] @ part[:stop].T).to(G.device).to(G.dtype)
+        own = G[start:stop, start:stop]
+        own.copy_((own + own.T) / 2)
+        G[:start, start:stop] = G[start:stop, :start].T
+
+
+class RowMemory:
+    """The matrix that holds J, kept between steps; copies of it start empty."""
+
+    def __init__(self) -> None:
+        self._matrix = torch.empty(0, 0)
+        self._fitting: dict[Any, int] = {}
+        self.num_rows = 0
+
+    def clear(self, m: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Start a new J of m columns."""
+        self.num_rows = 0
+        kept = self._matrix
+        if (kept.shape[1], kept.dtype, kept.device) != (m, dtype, device):
+            self._matrix = torch.empty(0, m, dtype=dtype, device=device)
+
+    def add(self, num_rows: int, expected: int) -> Tensor:
+        """Return the next rows. `expected`: the number of rows that are known to follow."""
+        start, stop = self.num_rows, self.num_rows + num_rows
+        if stop > len(self._matrix):
+            larger = self._matrix.new_empty(stop + expected, self._matrix.shape[1])
+            larger[:start] = self._matrix[:start]
+            self._matrix = larger
+        self.num_rows = stop
+        return self._matrix[start:stop]
+
+    def rows(self) -> Tensor:
+        """Return J [n, m]."""
+        return self._matrix[: self.num_rows]
+
+    def samples_at_a_time(self, term: Term, form: Form, chunk_size: int | None) -> int:
+        """Return the number of samples whose rows are formed at a time; measured once per kind of term."""
+        if chunk_size is not None:
+            return chunk_size
+        function = term.function
+        kind = (getattr(function, "__code__", type(function)), *(t.shape[1:] for t in term.tensors))
+        if kind not in self._fitting:
+            self._fitting[kind] = _samples_that_fit(form, term.tensors)
+        return self._fitting[kind]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles start without the matrix."""
+        return vars(RowMemory())
+
+
+class Objective:
+    """The terms of one step: their residuals at the current parameters, and these with their Jacobian.
+
+    Args:
+        model: The network.
+        trained: The parameters to train.
+        terms: The terms.
+        convention: The damping convention, which decides how rows are scaled.
+        engine: The options of the optimizer's engine. With `Loop`, samples are taken one by one, without
+            `torch.func.vmap`. Without a `chunk_size`, as many at a time as fit into `CHUNK_BYTES`.
+        memory: Where J is held.
+
+    Raises:
+        ValueError: The engine has an option that terms cannot follow.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: Trained,
+        terms: Sequence[Term],
+        convention: str,
+        engine: Stream | Vmap | Loop,
+        memory: RowMemory,
+    ) -> None:
+        if isinstance(engine, Stream) and (engine.low_memory or engine.jacobian_dtype is not None):
+            raise ValueError(
+                "with terms J is held, in the format of the parameters: build the optimizer with low_memory=False and "
+                "jacobian_dtype=None"
+            )
+        self.model, self.trained, self.terms, self.memory = model, trained, terms, memory
+        self.samplewise = isinstance(engine, Loop)
+        chunk_size = getattr(engine, "chunk_size", None)
+        self.chunk_size = chunk_size if isinstance(chunk_size, int) else None
+        self.num_samples = sum(term.num_samples for term in terms)
+        self.scales = scales_of(terms, convention)
+        self.residuals: list[Tensor] = []
+        """r of each term as its function returned it, [b] or [b, k], at the parameters of `linearise`."""
+        self._chunks: list[list[tuple[Tensor, ...]]] = []
+
+    def linearise(self) -> RowsLinearisation:
+        """Return r and J at the current parameters.
+
+        Raises:
+            ValueError: A term does not return residuals, or depends on parameters that are not the model's.
+        """
+        _load_forward_mode()
+        columns, m = _columns(self.trained)
+        params = list(self.trained.params.values())
+        dtype, device = reduce(torch.promote_types, (param.dtype for param in params)), params[0].device
+        self.memory.clear(m, dtype, device)
+        expected = self.num_samples
+        with span("gramgn.backward"):
+            for term, scale in zip(self.terms, self.scales, strict=True):
+                expected -= term.num_samples
+                self._add(term, scale, columns, expected)
+        r = self._stacked(self.residuals)
+        reading = Reading(mean_square(r), r, r)
+        eps = jacobian_eps(self.model, dtype, device)
+        return RowsLinearisation(reading, self.num_samples, eps, self.trained, self.memory.rows(), columns)
+
+    def residual(self) -> Tensor:
+        """Return the scaled residuals r [n] at the current parameters, which `linearise` has seen."""
+        found = []
+        for term, chunks in zip(self.terms, self._chunks, strict=True):
+            parts = []
+            one = Residual(self.model, term)
+            for chunk in chunks:
+                if self.samplewise:
+                    parts.append(torch.stack([one(*sample) for sample in zip(*chunk, strict=True)]))
+                else:
+                    parts.append(vmap(one, randomness="different")(*chunk))
+            found.append(torch.cat(parts))
+        return self._stacked(found)
+
+    def report(self, info: StepInfo) -> StepInfo:
+        """Return the statistics of a step with the loss of all terms, and those of each."""
+        ends = list(accumulate(r.numel() for r in self.residuals))
+        terms = tuple(
+            TermInfo(
+                name=term.name,
+                weight=term.weight,
+                num_samples=term.num_samples,
+                loss=float(mean_square(r)),
+                residual=r,
+                gram=info.gram[end - r.numel() : end, end - r.numel() : end],
+            )
+            for term, r, end in zip(self.terms, self.residuals, ends, strict=True)
+        )
+        return replace(info, loss=sum(term.weight * term.loss for term in terms), terms=terms)
+
+    def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
+        """Return the residuals of all terms, scaled, [n]."""
+        scaled = zip(residuals, self.scales, strict=True)
+        return torch.cat([scale * r.detach().flatten() for r, scale in scaled])
+
+    def _add(self, term: Term, scale: float, columns: Sequence[slice], expected: int) -> None:
+        """Add the rows of a term to J."""
+        form = self._former(term)
+        with _explained(term), buffers_kept(self.model):
+            chunks = _split(term.tensors, self.memory.samples_at_a_time(term, form, self.chunk_size))
+            left, parts = term.num_samples, []
+            for chunk in chunks:
+                r, blocks = form(*chunk)
+                left -= len(r)
+                rows = self.memory.add(r.numel(), expected + left)
+                for name, part in zip(self.trained.params, columns, strict=True):
+                    # Each block is released once it is copied.
+                    torch.mul(blocks.pop(name).reshape(r.numel(), -1), scale, out=rows[:, part])
+                parts.append(r)
+        self.residuals.append(torch.cat(parts))
+        self._chunks.append(chunks)
+        if not rows[0].any():
+            with torch.enable_grad():
+                _check_dependence(Residual(self.model, term)(*(tensor[0] for tensor in term.tensors)), term)
+
+    def _former(self, term: Term) -> Form:
+        """Return the function that forms the rows of a chunk of samples."""
+        one = Residual(self.model, term)
+        if self.samplewise:
+            return partial(_by_autograd, one, self.trained.params)
+        # Everything is detached: the derivatives are taken inside, and a residual that still requires a gradient
+        # outside depends on a tensor that is no parameter of the model.
+        given = {f"model.{name}": param.detach() for name, param in self.model.named_parameters()}
+        own = {f"model.{name}": name for name in self.trained.params}
+
+        def form(*chunk: Tensor) -> tuple[Tensor, Params]:
+            def of_one(*sample: Tensor) -> tuple[Tensor, Params]:
+                def residuals(params: Params) -> Tensor:
+                    return functional_call(one, {**given, **params}, sample)
+
+                return _by_transforms(residuals, {name: given[name] for name in own})
+
+            r, blocks = vmap(of_one, randomness="different")(*chunk)
+            if r.requires_grad:
+                raise ValueError(
+                    f"term {term.name!r} depends on tensors that require gradients and are not parameters of the "
+                    "model, so they would not be trained: make them parameters of the model (nn.Parameter), which the "
+                    "function reaches as u.name, or detach them"
+                )
+            return r, {own[name]: block for name, block in blocks.items()}
+
+        return form
+
+
+def _by_transforms(residuals: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Params]:
+    """Return the residuals of one sample and their derivative: forward mode where they outnumber the parameters."""
+    r, pull = vjp(residuals, params)  # type: ignore[misc]
+    if r.numel() == 1:
+        (blocks,) = pull(torch.ones_like(r))
+    elif r.numel() <= sum(param.numel() for param in params.values()):
+        (blocks,) = vmap(pull)(torch.eye(len(r), dtype=r.dtype, device=r.device))
+    else:
+        blocks = jacfwd(residuals)(params)
+    return r, blocks
+
+
+def _by_autograd(one: Residual, params: Params, *chunk: Tensor) -> tuple[Tensor, Params]:
+    """Return the same of a chunk of samples, taken one by one, with one backward pass per row."""
+    residuals, rows = [], []
+    for sample in zip(*chunk, strict=True):
+        r = one(*sample)
+        _check_dependence(r, one.term)
+        for entry in r.reshape(-1).unbind():
+            rows.append(
+                torch.autograd.grad(
+                    entry, list(params.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            )
+        residuals.append(r.detach())
+    return torch.stack(residuals), {
+        name: torch.stack(blocks) for name, blocks in zip(params, zip(*rows, strict=True), strict=True)
+    }
+
+
+def _check_dependence(r: Tensor, term: Term) -> None:
+    """Reject residuals that no parameter can change."""
+    if not r.requires_grad:
+        raise ValueError(
+            f"term {term.name!r} does not depend on the model's parameters: it must call u, and neither detach "
+            "the result nor differentiate it to zero (such as the second derivative of a network with ReLU)"
+        )
+
+
+@cache
+def _load_forward_mode() -> None:
+    """Load what torch loads at the first use of forward mode, without its warning about its own code."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=FutureWarning)
+        jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
+
+
+def _columns(trained: Trained) -> tuple[list[slice], int]:
+    """Return the columns of each parameter, those of one group next to each other, and the number of columns."""
+    columns, stop = [slice(0)] * len(trained.groups), 0
+    params = list(trained.params.values())
+    for number in sorted(range(len(params)), key=lambda number: trained.groups[number]):
+        start, stop = stop, stop + params[number].numel()
+        columns[number] = slice(start, stop)
+    return columns, stop
+
+
+def _split(tensors: Sequence[Tensor], step: int) -> list[tuple[Tensor, ...]]:
+    """Return chunks of samples of nearly equal size, at most `step`."""
+    return list(zip(*(tensor.chunk(-(-len(tensor) // step)) for tensor in tensors), strict=True))
+
+
+class _Allocations(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations allocate."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        if not any(each.alias_info for each in func._schema.returns):
+            for tensor in pytree.tree_leaves(returned):
+                if isinstance(tensor, Tensor):
+                    self.num_bytes += tensor.numel() * tensor.element_size()
+        return returned
+
+
+def _samples_that_fit(form: Form, tensors: Sequence[Tensor]) -> int:
+    """Return the number of samples that may be taken at a time.
+
+    It does not depend on the memory that is free, so that a resumed run takes the same chunks. The bytes that one
+    sample allocates in total are an upper bound of what it holds at a time.
+    """
+    device = tensors[0].device
+    before = random_state(device)
+    with _Allocations() as allocations:
+        form(*(tensor[:1] for tensor in tensors))
+    set_random_state(before, device)
+    return max(1, CHUNK_BYTES.get(device.type, 2**32) // max(1, allocations.num_bytes))
+
+
+@contextmanager
+def _explained(term: Term) -> Iterator[None]:
+    """Say where torch's own errors come from."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.add_note(
+            f"This came from term {term.name!r}, which torch.func runs for all samples at once; engine='loop' "
+            "calls it for one sample after the other, without torch.func.vmap, which is slow."
+        )
+        raise
