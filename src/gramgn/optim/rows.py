@@ -28,10 +28,9 @@ from gramgn.optim.runtime import (
     full_precision_products,
     jacobian_eps,
     product_dtype,
-    random_state,
-    set_random_state,
     span,
 )
+from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.terms import Residual, Term, scales_of
 from gramgn.optim.vmap import buffers_kept
 
@@ -138,14 +137,14 @@ class RowMemory:
         """Return J [n, m]."""
         return self._matrix[: self.num_rows]
 
-    def samples_at_a_time(self, term: Term, form: Form, chunk_size: int | None) -> int:
+    def samples_at_a_time(self, model: nn.Module, term: Term, form: Form, chunk_size: int | None) -> int:
         """Return the number of samples whose rows are formed at a time; measured once per kind of term."""
         if chunk_size is not None:
             return chunk_size
         function = term.function
         kind = (getattr(function, "__code__", type(function)), *(t.shape[1:] for t in term.tensors))
         if kind not in self._fitting:
-            self._fitting[kind] = _samples_that_fit(form, term.tensors)
+            self._fitting[kind] = _samples_that_fit(model, form, term.tensors)
         return self._fitting[kind]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -253,7 +252,9 @@ class Objective:
         """Add the rows of a term to J."""
         form = self._former(term)
         with _explained(term), buffers_kept(self.model):
-            chunks = _split(term.tensors, self.memory.samples_at_a_time(term, form, self.chunk_size))
+            chunks = _split(
+                term.tensors, self.memory.samples_at_a_time(self.model, term, form, self.chunk_size)
+            )
             left, parts = term.num_samples, []
             for chunk in chunks:
                 r, blocks = form(*chunk)
@@ -374,17 +375,15 @@ class _Allocations(TorchDispatchMode):
         return returned
 
 
-def _samples_that_fit(form: Form, tensors: Sequence[Tensor]) -> int:
+def _samples_that_fit(model: nn.Module, form: Form, tensors: Sequence[Tensor]) -> int:
     """Return the number of samples that may be taken at a time.
 
     It does not depend on the memory that is free, so that a resumed run takes the same chunks. The bytes that one
     sample allocates in total are an upper bound of what it holds at a time.
     """
     device = tensors[0].device
-    before = random_state(device)
-    with _Allocations() as allocations:
+    with Snapshot(model, device).kept(), _Allocations() as allocations:
         form(*(tensor[:1] for tensor in tensors))
-    set_random_state(before, device)
     return max(1, CHUNK_BYTES.get(device.type, 2**32) // max(1, allocations.num_bytes))
 
 
