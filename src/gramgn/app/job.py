@@ -19,7 +19,7 @@ from gramgn.app.recording import MAY_LIE_THERE, Recording, dataset_record, first
 from gramgn.app.trained import load_state
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
-from gramgn.optim import is_out_of_memory
+from gramgn.optim import is_out_of_memory, kernels
 from gramgn.progress import say
 from gramgn.records import RunFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
@@ -110,7 +110,8 @@ def build_parts(job: Job) -> Parts:
         precision = apply_settings(config)
         seed_everything(job.config["seed"])
         model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
-        optimizer = _build_optimizer(job.config["optimizer"], model)
+        section = job.config["optimizer"]
+        optimizer = _build_optimizer(section if job.stored is None else _on_this_machine(section), model)
         if config.compile:
             check_compile(optimizer, device)
         dataset = build_dataset(job.config["dataset"])
@@ -148,6 +149,14 @@ def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.opti
             f"optimizer.loss={loss}: the data sets here are regressions; leave it squared_error"
         )
     return optimizer
+
+
+def _on_this_machine(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the optimizer section of a resumed run; kernels that this machine lacks are replaced by its own."""
+    engine = section.get("engine")
+    if isinstance(engine, Mapping) and engine.get("kernels") in set(kernels.FORMS) - {*kernels.available()}:
+        return {**section, "engine": {**engine, "kernels": "auto"}}
+    return section
 
 
 def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
@@ -196,6 +205,9 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     if job.stored is not None:
         _resume(trainer, job.stored)
     recording.trainer = trainer
+    if used := getattr(parts.optimizer, "kernels", None):
+        before = filter(None, ((job.stored or {}).get("kernels") or "").split(" then "))
+        recording.folder.update_run(kernels=" then ".join(dict.fromkeys([*before, used])))
     # Last: a run that is rejected above has no W&B run to be closed.
     recording.start_mirror(parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
@@ -260,9 +272,13 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
     names = " + ".join(job.choices.get(group, "?") for group in ("optimizer", "model"))
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     shape = "x".join(map(str, data.batch("val", slice(0, 1))[0].shape[1:]))
+    used = getattr(parts.optimizer, "kernels", None)
+    if used == kernels.OFF and parts.device.type == "cpu" and (reason := kernels.missing()):
+        used = f"{used} ({reason})"
     return (
         f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}, {shape}]: "
-        f"{counts}; {parts.device}, {parts.config.dtype}, {counted(torch.get_num_threads(), 'thread')}\n"
+        f"{counts}; {parts.device}, {parts.config.dtype}, {counted(torch.get_num_threads(), 'thread')}"
+        f"{f', kernels {used}' if used else ''}\n"
         f"run folder: {shown(job.folder)}"
     )
 

@@ -55,6 +55,7 @@ RUN_COLUMNS = (
     Column("git", TEXT, "git.commit", digits=12),
     Column("git_diff", TEXT, "git.diff_sha256", digits=12),
     Column("torch", TEXT, "versions.torch"),
+    Column("kernels", TEXT, "kernels"),
     Column("n", INTEGER, "theory.n"),
     Column("d", INTEGER, "theory.d"),
     Column("M", INTEGER, "theory.M"),
@@ -97,6 +98,9 @@ RESULT_COLUMNS = (
     *("val_loss", "val_mae", "test_loss", "test_mae", "peak_mem_mib"),
 )
 """Columns of a results CSV, in order; where it has runs of the theory, `THEORY_COLUMNS` follow."""
+
+ADDED_COLUMNS = ("kernels",)
+"""Columns that results CSVs of earlier versions lack."""
 
 TABLE_COLUMNS = (*RUN_COLUMNS, *METRICS, *LOCAL_COLUMNS)
 

@@ -33,6 +33,7 @@ ROLES: Mapping[str, str] = {
     "trainer.device": INCIDENTAL,
     "trainer.threads": INCIDENTAL,
     "dataset.workers": INCIDENTAL,
+    "optimizer.engine.kernels": INCIDENTAL,
     # May change when a run is resumed, but makes another result.
     "trainer.epochs": RESUME,
     # Repetitions of one experiment.

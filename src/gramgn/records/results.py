@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gramgn.errors import InputError
 from gramgn.records.columns import (
+    ADDED_COLUMNS,
     FLAG,
     INTEGER,
     NUMBER,
@@ -69,6 +70,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
         raise InputError(f"cannot read the results file {path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise InputError(f"{path} is not a results file: {error}. {_REMEDY}") from error
+    cells = cells.assign(**{name: "" for name in ADDED_COLUMNS if name not in cells})
     _check_columns(list(cells.columns), path)
     table = pd.DataFrame({str(name): _parsed(cells[name], path) for name in cells.columns})
     changes = table["git_diff"].str[:6].radd("+").fillna("")

@@ -54,6 +54,7 @@ ENTRIES: Mapping[str, type] = {
     "device.kind": str,
     "device.name": str,
     "threads": int,
+    "kernels": str,  # the compiled kernels of the optimizer, or "off"; "avx512 then off" after such a resumption
     "precision": dict,
     "starts": list,  # one entry per start: time, platform, git, versions
     "resume_count": int,

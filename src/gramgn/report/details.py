@@ -67,6 +67,7 @@ def sections(run: ReportRun) -> dict[str, dict[str, str]]:
             or (f"torch {run.value('torch')}" if run.value("torch") else None),
             "device": " · ".join(filter(None, (run.value("device"), run.value("device_kind")))),
             "CPU threads": run.value("threads"),
+            "kernels": run.value("kernels"),
             "precision": _pairs(record.get("precision"), " "),
             "started (UTC)": ", ".join(str(start.get("time_utc")) for start in starts) or run.value("began"),
             "platform": ", ".join(dict.fromkeys(str(start.get("platform")) for start in starts)),
