@@ -203,14 +203,10 @@ def _norm_without_direction(
 ) -> float | None:
     """Return |diag(lr) d| = sqrt(sum_g scale_g^2 u^T G_g u), or None where an entry of d might overflow.
 
-    |J_ij| <= sqrt(G_ii), so no partial sum of J_g^T u exceeds sum_i |u_i| sqrt(G_ii).
+    |J_ij| <= sqrt(G_ii), so no partial sum of J_g^T u exceeds sum_i |u_i| sqrt(G_ii) <= |u| sqrt(trace G).
     """
-    bounds = model.G_by_group.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt() @ u.abs()
-    *numbers, largest = torch.cat([Gu @ u, bounds, u.abs().max()[None]]).tolist()
-    squares, bounds_of_group = numbers[: len(scales)], numbers[len(scales) :]
-    limit = _largest(model.params) ** 0.5
-    bound = max(max(1.0, scale) * bound for scale, bound in zip(scales, bounds_of_group, strict=True))
-    if not max(bound, largest) <= limit:
+    *squares, of_u = torch.cat([Gu @ u, torch.linalg.vector_norm(u)[None]]).tolist()
+    if not of_u * max(1.0, *scales) * max(1.0, model.trace) ** 0.5 <= _largest(model.params) ** 0.5:
         return None
     return math.sqrt(
         max(0.0, sum(scale * scale * square for scale, square in zip(scales, squares, strict=True)))

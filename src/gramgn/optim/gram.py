@@ -133,4 +133,4 @@ def symmetric(G: Tensor) -> Tensor:
     Not every library's product of a matrix and its own transpose is symmetric to the last bit. Where it is, this
     changes no bit.
     """
-    return (G + G.mT) / 2
+    return (G + G.mT).mul_(0.5)

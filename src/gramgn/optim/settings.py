@@ -9,6 +9,7 @@ import difflib
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -36,7 +37,7 @@ class Damping:
     weight_decay: tuple[float, ...]  # of each group; 0 where it is decoupled
     first: int  # the first group that has something to train
 
-    @property
+    @cached_property
     def total(self) -> tuple[float, ...]:
         """What each group adds to the diagonal: alpha + wd."""
         return tuple(alpha + wd for alpha, wd in zip(self.alpha, self.weight_decay, strict=True))
@@ -46,7 +47,7 @@ class Damping:
         """The damping of the system that is solved: alpha + wd of the first group."""
         return self.total[self.first]
 
-    @property
+    @cached_property
     def weights(self) -> tuple[float, ...]:
         """The weight of each group's J_g J_g^T in that system: of_system / (alpha + wd); 1 for one group."""
         return tuple(self.of_system / total if total > 0 else 1.0 for total in self.total)

@@ -57,10 +57,11 @@ def solve_system(G: Tensor, r: Tensor, lam: float, damping: float, eps: float) -
         torch.linalg.LinAlgError: The eigenvalue decomposition did not converge.
     """
     # Numbers are copied from a device together: each transfer waits for all work that was launched.
-    finite = torch.isfinite(G).all() & torch.isfinite(r).all()
-    is_finite, norm, trace = torch.stack(
-        [finite.to(G.dtype), torch.linalg.matrix_norm(G), torch.trace(G)]
+    norm, of_r, trace = torch.stack(
+        [torch.linalg.vector_norm(G), torch.linalg.vector_norm(r), torch.trace(G)]
     ).tolist()
+    # A norm may overflow although all entries are finite.
+    is_finite = math.isfinite(norm + of_r) or bool(torch.isfinite(G).all() & torch.isfinite(r).all())
     if not (is_finite and math.isfinite(damping)):
         return Solution(torch.full_like(r, torch.nan), NON_FINITE, ill_conditioned=False)
     if damping <= 0 or not _exceeds(damping / lam, len(G) * EPS64, G, norm, trace):
@@ -78,13 +79,13 @@ def _damped(G: Tensor, r: Tensor, lam: float, damping: float) -> tuple[Tensor, s
     system.diagonal().add_(damping)
     L, info = torch.linalg.cholesky_ex(system)
     u = torch.cholesky_solve(r[:, None], L)[:, 0]
-    failed, is_finite = torch.stack([info.to(u.device), torch.isfinite(u).all().to(info.dtype)]).tolist()
+    failed, largest = torch.stack([info.to(u.device, u.dtype), u.abs().max()]).tolist()
     if failed:
         # G = V diag(g) V^T
         g, V = torch.linalg.eigh(G)
         u = V @ ((V.T @ r) / (lam * g.clamp(min=0) + damping))
-        is_finite = bool(torch.isfinite(u).all())
-    return u, NON_FINITE if not is_finite else EIGH if failed else CHOLESKY
+        largest = float(u.abs().max())
+    return u, NON_FINITE if not math.isfinite(largest) else EIGH if failed else CHOLESKY
 
 
 def _minimum_norm(G: Tensor, r: Tensor, lam: float, damping: float, eps: float) -> tuple[Tensor, bool]:

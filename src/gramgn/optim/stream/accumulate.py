@@ -178,12 +178,15 @@ class Accumulator:
     def _multiply_factors(self, factors: Factors) -> None:
         groups = {self._group[name] for name in factors.names()}
         if len(groups) == 1:
-            self.G[groups.pop()].add_(to_float64(factors.gram()))
+            self._add(groups.pop(), factors.gram())
             return
         assert isinstance(factors, LinearFactors)
         for weight, bias in ((factors.weight, None), (None, factors.bias)):
             part = LinearFactors(factors.A, factors.D, weight, bias)
-            self.G[self._group[weight or bias or ""]].add_(to_float64(part.gram()))
+            self._add(self._group[weight or bias or ""], part.gram())
+
+    def _add(self, group: int, product: Tensor) -> None:
+        self.G[group].add_(product.to(self.G.device))
 
     def _put(self, held: Held, block: Block, first: bool) -> None:
         """Copy a block into the held rows, or add it to them."""

@@ -147,8 +147,8 @@ class LinearFactors:
                 of_inputs = self.A.new_zeros(())
             else:
                 A = _product(self.A)
-                of_inputs = torch.tensordot(A[rows], A, dims=([2], [2]))
-            return of_inputs + 1 if self.bias else of_inputs
+                of_inputs = _inner_products(A[rows], A)
+            return of_inputs.add_(1) if self.bias else of_inputs
 
         return _gram(self.D, similarity)
 
@@ -235,24 +235,33 @@ def _gram(D: Tensor, similarity: Callable[[slice], Tensor]) -> Tensor:
     """Return the sum over t, s of similarity[i, t, i', s] D[i, j, t] . D[i', j', s] as [b k, b k]."""
     D = _product(D)
     b, k, T, _ = D.shape
+    if T == 1:
+        pairs = _inner_products(D[:, :, 0], D[:, :, 0])
+        return pairs.mul_(similarity(slice(None))).view(b * k, b * k)
     step = max(1, MOST_PAIRS // (b * k * k * T * T))
     parts = []
     for start in range(0, b, step):
         rows = slice(start, min(start + step, b))
-        pairs = torch.tensordot(D[rows], D, dims=([3], [3]))  # [i, j, t, i', j', s]
+        pairs = _inner_products(D[rows], D)  # [i, j, t, i', j', s]
         same = similarity(rows)
         if same.ndim:
             same = same[:, None, :, :, None, :]
         pairs *= same
-        parts.append(pairs.sum(dim=(2, 5)) if T > 1 else pairs[:, :, 0, :, :, 0])
+        parts.append(pairs.sum(dim=(2, 5)))
     return torch.cat(parts).reshape(b * k, b * k)
+
+
+def _inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner products of all vectors, which lie along the last dimension, of one tensor with another's."""
+    product = left.reshape(-1, left.shape[-1]) @ right.reshape(-1, right.shape[-1]).T
+    return product.view(*left.shape[:-1], *right.shape[:-1])
 
 
 def weighted(factors: Factors, u: Tensor) -> Tensor:
     """Return the sum over residuals of u D, [b T, F], for u [b, k]."""
     D = _product(factors.D)
     u = u.to(D.device, D.dtype)
-    summed = D[:, 0] * u[:, 0, None, None] if D.shape[1] == 1 else torch.einsum("bk,bktf->btf", u, D)
+    summed = D[:, 0] * u[:, :, None] if D.shape[1] == 1 else torch.einsum("bk,bktf->btf", u, D)
     return summed.flatten(end_dim=1)
 
 
