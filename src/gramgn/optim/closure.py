@@ -142,6 +142,9 @@ class OwnForward(nn.Module):
         return self.own_forward(*args, **kwargs)
 
 
+_OF_ONE_TENSOR = pytree.tree_structure(((0,), {}))
+
+
 class Batch:
     """The arguments of the model's call, and which of them have one entry per sample.
 
@@ -149,7 +152,11 @@ class Batch:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves, self.structure = pytree.tree_flatten((args, kwargs))
+        leaves: list[Any]
+        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+            leaves, self.structure = [args[0]], _OF_ONE_TENSOR
+        else:
+            leaves, self.structure = pytree.tree_flatten((args, kwargs))
         self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         sizes = [leaf.shape[0] for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         if not sizes or sizes[0] == 0:
@@ -195,7 +202,8 @@ def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
     r = reading.differentiated.reshape(len(reading.differentiated), -1)
     b, k = r.shape
     if k * b == outputs.numel() and _is_difference(reading.differentiated, outputs):
-        slopes = torch.eye(k, dtype=outputs.dtype, device=outputs.device).expand(b, k, k)
+        eye = torch.eye(k, dtype=outputs.dtype, device=outputs.device) if k > 1 else outputs.new_ones(1, 1)
+        slopes = eye.expand(b, k, k)
         return slopes if reading.root is None else reading.root.mT.to(slopes.dtype)
     others = [param for param in model.parameters() if param.requires_grad]
     grads = [

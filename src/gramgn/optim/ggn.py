@@ -26,7 +26,15 @@ from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import SquaredError, make_loss
 from gramgn.optim.rows import Objective, RowMemory
 from gramgn.optim.runtime import explained_out_of_memory
-from gramgn.optim.settings import Settings, check_new_group, check_shared, read_settings
+from gramgn.optim.settings import (
+    OF_ALL,
+    OF_GROUP,
+    Settings,
+    check_groups,
+    check_new_group,
+    check_shared,
+    read_settings,
+)
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.solve import NON_FINITE, STATUSES
 from gramgn.optim.state import DIRECTION, check_state, pack_state
@@ -138,6 +146,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         self._model = model
         self._kept: Kept[Trained] = Kept()
         self._memory = RowMemory()
+        self._checked: Kept[bool] = Kept()
         self._everything = params is None
         self.counts = dict.fromkeys(COUNTS, 0)
         if params is None:
@@ -309,7 +318,10 @@ class GramGaussNewton(torch.optim.Optimizer):
 
     def _settings(self, trained: Trained) -> Settings:
         """Return the hyper-parameters that the groups hold now, checked."""
-        settings = read_settings(self.param_groups, sorted(set(trained.groups)), self.counts["steps"])
+        groups = self.param_groups
+        values = [group[key] for group in groups for key in (*OF_GROUP, *OF_ALL)]
+        self._checked.get([trained, *values], lambda: check_groups(groups, trained.groups))
+        settings = read_settings(groups, min(trained.groups), self.counts["steps"])
         if self._acceptance is not None:
             self._acceptance.check(self.param_groups)
         return settings
@@ -359,6 +371,7 @@ class GramGaussNewton(torch.optim.Optimizer):
             "_options",
             "_everything",
             "_kept",
+            "_checked",
             "counts",
         )
         return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}

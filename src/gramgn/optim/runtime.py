@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def span(name: str) -> AbstractContextManager[Any]:
     return record_function(name) if torch.autograd._profiler_enabled() else _NOTHING  # type: ignore[attr-defined]
 
 
+@cache
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the format in which blocks of J of this dtype are multiplied: at least float32."""
     return torch.promote_types(dtype, torch.float32)

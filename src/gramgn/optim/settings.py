@@ -88,12 +88,18 @@ class Settings:
         return replace(self, alpha=tuple(float(group["alpha"]) * self.warmup for group in groups))
 
 
-def read_settings(groups: Sequence[Mapping[str, Any]], used: Sequence[int], num_steps: int) -> Settings:
-    """Return the settings of a step, checked. `used`: the groups that have something to train."""
+def check_groups(groups: Sequence[Mapping[str, Any]], used: Iterable[int]) -> bool:
+    """Reject values out of range, and those that do not go together; return True. `used`: groups with parameters."""
     for group in groups:
         check_group(group)
     check_shared(groups)
-    _check_dampings([groups[number] for number in used], used)
+    numbers = sorted(set(used))
+    _check_dampings([groups[number] for number in numbers], numbers)
+    return True
+
+
+def read_settings(groups: Sequence[Mapping[str, Any]], first: int, num_steps: int) -> Settings:
+    """Return the settings of a step, from checked groups. `first`: the first group that has something to train."""
     shared = groups[0]
     settings = Settings(
         lr=tuple(float(group["lr"]) for group in groups),
@@ -105,7 +111,7 @@ def read_settings(groups: Sequence[Mapping[str, Any]], used: Sequence[int], num_
         decoupled_weight_decay=shared["decoupled_weight_decay"],
         warmup=_warmup(num_steps, shared["damping_warmup_steps"], shared["damping_warmup_factor"]),
         max_step_norm=shared["max_step_norm"],
-        first=used[0],
+        first=first,
     )
     return settings.with_alpha(groups)
 
