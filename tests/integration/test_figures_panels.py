@@ -288,6 +288,23 @@ def test_a_loss_above_the_axis_is_marked_on_its_upper_end(tmp_path: Path) -> Non
     assert "▲: above the axis" in texts(figure)
 
 
+def test_a_loss_of_zero_is_marked_on_the_lower_end(tmp_path: Path) -> None:
+    """F01: a logarithmic axis has no place for it; without a mark the curve would just end."""
+    curve_with(tmp_path / "zero", epoch=[1, 2, 3], train_loss=[1.0, 0.5, 0.0], test_loss=[2.0, 0.0, 0.0])
+    lost = add_curve(tmp_path / "lost", "fig1/afad_sgd_fixup", "sgd", "resnet_fixup", 0, 2, AFAD)
+    write_rows(lost, [{"epoch": e, "train_s": e, "train_loss": 0, "test_loss": 1} for e in (1, 2)])
+    lost.update_run(state="diverged")
+    figure = drawn(tmp_path, "fig1b")
+    (axes,) = figure.axes
+    low = axes.get_ylim()[0]
+    marks = [line.get_xydata().tolist() for line in axes.get_lines() if line.get_marker() == "v"]
+    assert sorted(marks) == [[[1.0, low], [2.0, low]], [[3.0, low]]]
+    assert "▼: zero" in texts(figure)
+    for path in (tmp_path / "zero").rglob("metrics.csv"):
+        write_rows(RunFolder(path.parent), [{"epoch": e, "train_s": e, "train_loss": 0} for e in (1, 2, 3)])
+    assert "no value above zero" in texts(drawn(tmp_path, "fig1b"))
+
+
 def test_damaged_times_are_reported_and_a_repeated_epoch_counts_once(tmp_path: Path) -> None:
     """F01: left out with a note; if an epoch occurs twice, the last row is used."""
     curve_with(tmp_path / "twice", epoch=[1, 2, 2], train_loss=[1.0, 0.5, 0.4])

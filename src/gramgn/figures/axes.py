@@ -101,7 +101,7 @@ def _freest_corner(axes: Axes, low: float, high: float) -> tuple[float, Literal[
 def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
     """Return the vertical axis for a metric, or None if no run has a positive value.
 
-    It is logarithmic, from the least to the greatest positive value; what is zero or less is not drawn.
+    It is logarithmic, from the least to the greatest positive value.
     """
     rows = comparison.rows.sort_values(["run", "epoch"], kind="stable")
     rows = rows[np.isfinite(rows[column].astype(float))]

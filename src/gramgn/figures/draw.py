@@ -54,6 +54,10 @@ def fill_panel(axes: Axes, panel: Panel, comparison: Comparison) -> None:
     if scale is not None:
         draw_curves(axes, comparison.curves, line_styles(comparison.curves), panel.column, seconds, scale)
         scale.apply([axes])
+    else:
+        words = {"ha": "center", "va": "center", "size": 7, "transform": axes.transAxes}
+        axes.text(0.5, 0.5, "no value above zero", **words)
+        axes.set_yticks([])
     axes.set_xlim(left=0)
     axes.set_xlabel(f"training time ({unit_name})" if panel.against_time else "epoch")
     if not panel.against_time:
@@ -102,7 +106,8 @@ def draw_curves(
     """Draw one metric into a panel.
 
     Against time if `unit_s` is the number of seconds in the unit of the axis, else against epochs. A line that leaves
-    the vertical axis upwards gets its cross on the upper end; if it comes back, a triangle marks what is above.
+    the vertical axis upwards gets its cross on the upper end; if it comes back, a triangle marks what is above. A
+    value of zero, for which a logarithmic axis has no place, is marked on the lower end.
     """
     for curve, style in zip(curves, styles, strict=True):
         _draw_finished(axes, curve, style, column, unit_s, scale)
@@ -117,10 +122,8 @@ def _draw_finished(
     if points.empty:
         return
     x, values = _positions(points, unit_s), points["median"].to_numpy()
-    above = x[values > scale.high]
-    if len(above):
-        top = np.full(len(above), scale.high)
-        axes.plot(above, top, linestyle="none", marker="^", markersize=4, color=style.color, clip_on=False)
+    _mark_end(axes, x[values > scale.high], scale.high, "^", style)
+    _mark_end(axes, x[values <= 0], scale.low, "v", style)
     (line,) = axes.plot(x, values, color=style.color, linestyle=style.pattern, zorder=3)
     if len(points) == 1 or style.marked:
         line.set(marker="o", markersize=3.2, markevery=max(1, len(points) // 7), markeredgewidth=0.9)
@@ -137,6 +140,13 @@ def _draw_finished(
         )
 
 
+def _mark_end(axes: Axes, x: np.ndarray, end: float, marker: str, style: LineStyle) -> None:
+    """Mark values that the vertical axis does not reach on its end."""
+    if len(x):
+        looks: dict[str, Any] = {"linestyle": "none", "marker": marker, "markersize": 4, "clip_on": False}
+        axes.plot(x, np.full(len(x), end), color=style.color, **looks)
+
+
 def _draw_diverged(
     axes: Axes, points: pd.DataFrame, style: LineStyle, unit_s: float | None, scale: ValueScale
 ) -> None:
@@ -144,6 +154,7 @@ def _draw_diverged(
         return
     x, values = _positions(points, unit_s), points["median"].to_numpy()
     axes.plot(x, values, color=style.color, linestyle=style.pattern, linewidth=0.9, zorder=3)
+    _mark_end(axes, x[values <= 0], scale.low, "v", style)
     known = ~np.isnan(values)
     end = _end_inside(x[known], values[known], scale.high)
     cross: dict[str, Any] = {"marker": "x", "markersize": 6, "markeredgewidth": 1.5, "clip_on": False}
@@ -216,13 +227,21 @@ def _small_print(comparison: Comparison, panel: Panel) -> list[str]:
 def _marks(comparison: Comparison, columns: Sequence[str]) -> list[str]:
     """Return what the signs on the lines mean, for those that occur."""
     notes = ["×: diverged"] if any(curve.num_diverged for curve in comparison.curves) else []
-    is_cut = any(
-        scale is not None and (curve.points(column)["median"] > scale.high).any()
-        for column in columns
-        for scale in [value_scale(comparison, column)]
+    scales = {column: value_scale(comparison, column) for column in columns}
+    shown = [
+        (column, scale, curve)
+        for column, scale in scales.items()
+        if scale is not None
         for curve in comparison.curves
-    )
-    return [*notes, "▲: above the axis"] if is_cut else notes
+    ]
+    if any((curve.points(column)["median"] > scale.high).any() for column, scale, curve in shown):
+        notes.append("▲: above the axis")
+    lines = [
+        points["median"]
+        for column, _, curve in shown
+        for points in (curve.points(column), *(seed_points(rows, column) for rows in curve.diverged))
+    ]
+    return [*notes, "▼: zero"] if any((values <= 0).any() for values in lines) else notes
 
 
 def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -> None:
