@@ -55,7 +55,7 @@ def fill_panel(axes: Axes, panel: Panel, comparison: Comparison) -> None:
         draw_curves(axes, comparison.curves, line_styles(comparison.curves), panel.column, seconds, scale)
         scale.apply([axes])
     else:
-        words = {"ha": "center", "va": "center", "size": 7, "transform": axes.transAxes}
+        words: dict[str, Any] = {"ha": "center", "va": "center", "size": 7, "transform": axes.transAxes}
         axes.text(0.5, 0.5, "no value above zero", **words)
         axes.set_yticks([])
     axes.set_xlim(left=0)
