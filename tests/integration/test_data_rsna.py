@@ -169,7 +169,7 @@ def test_mismatch_within_the_limit_is_recorded(tmp_path: Path) -> None:
     for part in (
         "id 1380",
         "id 1390",
-        "row 22 (1397)",
+        "row 22 (1397, no age)",
         "7.png,image without a label",
         "label cannot be used",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,13 @@ def test_tables_are_recognised(
         "id;boneage;male\n7;100;True\n",
         "id,boneage,male\n\n7,100,True,a remark,another\n , ,\n8\n",
         '"id","boneage","male, if known"\n"7"," 100 ",True\n',
+        "id\tboneage\tmale\n7\t100\tTrue\n",
+        "sep=;\nid;boneage;male\n7;100;True\n",
+        "\ufeffsep=\t\r\nid\tboneage\tmale\r\n7\t100\tTrue\r\n",
+        "id,boneage,male\n7,100 months,True\n",
+        'id;boneage;male, if known\n7;"100,0";True\n',
+        "id;boneage;male\n7,0;100,00;True\n",
+        "id;boneage;male\n7.jpg;100 mo.;True\n",
     ],
 )
 def test_tables_from_spreadsheets(tmp_path: Path, text: str) -> None:
@@ -65,14 +73,90 @@ def test_tables_from_spreadsheets(tmp_path: Path, text: str) -> None:
     assert (key, months) == ("7", 100.0)
 
 
-@pytest.mark.parametrize("age", ["", " ", "nan", "inf", "unknown", "-3", "0", "2014"])
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+def test_unicode_text_of_a_spreadsheet(tmp_path: Path, name: str) -> None:
+    """D09: UTF-16 with tabs; what follows a blank line has the number of its own line."""
+    text = "id\tboneage\tmale\r\n\r\n7\t12,5\tTrue\r\n8\tx\tTrue\r\n"
+    (tmp_path / name).write_bytes(text.encode("utf-16"))
+    found = index(tmp_path)
+    assert used(found) == [("7", 12.5, "M")]
+    assert f"{name}: row 4 (8, x)" in [entry.path for entry in found.unused]
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        ("1.377e+03", 1377),
+        ("1,377E+03", 1377),
+        ("1.50000E+04", 15000),
+        ("1.4e+03", None),
+        ("1.3775e+03", None),
+    ],
+)
+def test_ids_of_a_spreadsheet(tmp_path: Path, cell: str, number: int | None) -> None:
+    """D09: in scientific notation only if no digit is lost."""
+    write_csv(tmp_path / "t.csv", TRAIN, [(cell, 100, "True"), (8, 90, "False")])
+    found = index(tmp_path, range(8, 9) if number is None else range(number, number + 1))
+    if number is None:
+        (entry,) = (each for each in found.unused if each.path.startswith("t.csv: row"))
+        assert entry.path == f"t.csv: row 2 ({cell}, 100)"
+        assert "without a usable id" in entry.reason
+    else:
+        assert [key for key, _, _ in used(found)] == [str(number)]
+
+
+def test_radiographs_may_be_jpeg(tmp_path: Path) -> None:
+    write_csv(tmp_path / "t.csv", TRAIN, [(7, 100, "True"), (8, 90, "False")])
+    write_png(tmp_path, (7, 8))
+    (tmp_path / "7.png").rename(tmp_path / "7.jpg")
+    (tmp_path / "8.png").rename(tmp_path / "0008.JPEG")
+    dataset = RSNA(tmp_path)
+    assert dataset.has_raw()
+    assert used(dataset.index()) == [("7", 100.0, "M"), ("8", 90.0, "F")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("id,boneage,male\n7,ten,True\n", ["t.csv: row 2 (7, ten): label row without a usable age"]),
+        ("id,boneage,male\nseven,10,True\n", ["t.csv: row 2 (seven, 10): label row without a usable id"]),
+        ("id:boneage:male\n7:10:True\n", ["the table t.csv has the columns id:boneage:male"]),
+        ("name,age\n7,10\n", ["the table t.csv has the columns name, age"]),
+        ("", ["the table t.csv has the columns none"]),
+    ],
+)
+def test_tables_without_a_usable_row_say_why(tmp_path: Path, text: str, words: list[str]) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(DataError) as error:
+        index(tmp_path)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_ages_that_look_like_years_are_noted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "t.csv", TRAIN, [(7, 12, "True"), (8, 18, "False")])
+    assert "the largest bone age is 18: it is taken in months; are these years?" in index(tmp_path).notes
+    write_csv(tmp_path / "t.csv", TRAIN, [(7, 12, "True"), (8, 118, "False")])
+    assert not any("years" in note for note in index(tmp_path).notes)
+
+
+def test_a_table_that_is_a_named_pipe_is_named(tmp_path: Path) -> None:
+    """Opening it would wait forever."""
+    for name in ("t.csv", "t.xlsx"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(DataError, match=rf"{name}: not a regular file"):
+            index(tmp_path)
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("age", ["12 years", "1_0", "", " ", "nan", "inf", "unknown", "-3", "0", "2014"])
 def test_unusable_ages_are_counted(tmp_path: Path, age: str) -> None:
     """D09: blank, NaN, out of range: the row is named and not used."""
     write_csv(tmp_path / "t.csv", TRAIN, [(7, age, "True"), (8, 90, "False")])
     found = index(tmp_path)
     assert used(found) == [("8", 90.0, "F")]
     assert found.facts["counts"]["rows without a usable age"] == 1
-    assert "t.csv: row 2 (7)" in [entry.path for entry in found.unused]
+    assert f"t.csv: row 2 (7, {age.strip() or 'no age'})" in [entry.path for entry in found.unused]
 
 
 def test_a_table_cut_in_its_last_line_is_rejected(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.scan import SYNTHETIC_MARKER, entries, folders, is_ignored, some
+from gramgn.data.scan import HIDDEN, SYNTHETIC_MARKER, entries, folders, is_ignored, some
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_whole
 
@@ -87,7 +87,7 @@ class AFAD(ImageDataset):
             if entry.name == SYNTHETIC_MARKER:
                 continue
             if is_ignored(entry.name):
-                found.append(Unused(entry.name, "system or hidden file"))
+                found.append(Unused(entry.name, HIDDEN))
             elif not entry.is_dir():
                 found.append(Unused(entry.name, "not in an age folder"))
             elif not _AGE.fullmatch(entry.name):
@@ -112,7 +112,7 @@ class AFAD(ImageDataset):
         for entry in entries(folder):
             name = f"{folder.name}/{entry.name}"
             if is_ignored(entry.name):
-                yield Unused(name, "system or hidden file")
+                yield Unused(name, HIDDEN)
             elif entry.name not in SEX_OF_FOLDER or not entry.is_dir():
                 yield Unused(name, "not in a folder 111 (male) or 112 (female)")
             else:
@@ -123,7 +123,7 @@ class AFAD(ImageDataset):
             name = f"{prefix}/{entry.name}"
             photo = _PHOTO.fullmatch(entry.name)
             if is_ignored(entry.name):
-                yield Unused(name, "system or hidden file")
+                yield Unused(name, HIDDEN)
             elif photo and entry.is_file():
                 yield Item(key=name, path=name, target=float(age), group=photo[1], sex=sex)
             else:

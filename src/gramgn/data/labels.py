@@ -1,7 +1,10 @@
-"""RSNA label tables: recognised by their columns, read from CSV or xlsx, checked row by row."""
+"""RSNA label tables: recognised by their columns, read from text or xlsx, checked row by row."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 import math
 import re
 import zipfile
@@ -10,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gramgn.data.scan import walk
+from gramgn.data.scan import read_bytes, walk
 from gramgn.data.types import Unused
 from gramgn.errors import DataError
 
@@ -25,12 +28,19 @@ SEXES = {
     **dict.fromkeys(("false", "0", "f", "female"), "F"),
 }
 MAX_MONTHS = 300.0
-BLANK = "label row without a usable age (blank, not a number, or not within 0 to 300 months)"
+BLANK = "label row without a usable age (blank, not a number of months, or not within 0 to 300)"
+NO_ID = "label row without a usable id (a whole number, all of whose digits are given)"
+TEXT_SUFFIXES = (".csv", ".tsv")
+TABLE_SUFFIXES = (*TEXT_SUFFIXES, ".xlsx")
+SEPARATORS = (",", ";", "\t")
 CONFLICT = "id labelled twice with different ages"
 COLUMNS = ["id", "months", "sex", "role", "table"]
 """Number of the image, age, `"M"`, `"F"` or empty, `"train"`, `"validation"` or `"test"`, path of the label table."""
 _ROLE_WORD = re.compile(r"(?<![a-z])(valid|train|test)")
-_ID = re.compile(r"([0-9]{1,12})(\.0)?(\.png)?")
+_ID = re.compile(r"([0-9]{1,12})([.,]0+)?(\.png|\.jpe?g)?")
+_SCIENTIFIC_ID = re.compile(r"([0-9])[.,]?([0-9]*)e\+?([0-9]{1,2})")
+_MONTHS = re.compile(r"([0-9.,e+-]+)\s*(months?|mon?\.?)?", re.IGNORECASE)
+_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 
 
 @dataclass
@@ -45,6 +55,7 @@ class LabelTables:
     num_duplicates: int = 0  # ids with several rows that agree
     num_conflicts: int = 0  # ids with several rows that disagree; none of those rows is used
     num_blank: int = 0  # rows without a usable age
+    headers: dict[str, list[str]] = field(default_factory=dict)  # of the tables without bone ages, by name
     facts: list[dict[str, Any]] = field(default_factory=list)  # the tables read, with their number of rows
     notes: list[str] = field(default_factory=list)  # sentences for people
 
@@ -64,7 +75,11 @@ def read_tables(root: Path) -> LabelTables:
 
     tables = LabelTables(pd.DataFrame(columns=COLUMNS))
     sheets = [(name, path) for name, path, ignored in walk(root) if not ignored]
-    found = [_labels(name, _read_csv(path), tables) for name, path in sheets if path.suffix.lower() == ".csv"]
+    found = [
+        _labels(name, _read_text(path), tables)
+        for name, path in sheets
+        if path.suffix.lower() in TEXT_SUFFIXES
+    ]
     have_test = any((labels["role"] == "test").any() for labels in found)
     for name, path in sheets:
         if path.suffix.lower() != ".xlsx":
@@ -80,17 +95,23 @@ def read_tables(root: Path) -> LabelTables:
 
 
 def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame:
-    """Turn the cells of one table, its header included, into labels; note the rows that hold none."""
+    """Turn the cells of one table, its header included, into labels; note the rows that hold none.
+
+    The index of the cells is the number of the line.
+    """
+    import pandas as pd
+
+    cells = cells[(cells != "").any(axis=1)] if len(cells) else cells
     header = [_normal(cell) for cell in cells.iloc[0]] if len(cells) else []
     id_at, age_at, sex_at = (
         next((header.index(column) for column in known if column in header), None)
         for known in (ID_COLUMNS, AGE_COLUMNS, SEX_COLUMNS)
     )
-    body = cells[(cells != "").any(axis=1)].iloc[1:] if len(cells) else cells
-    body = body.set_axis(range(2, len(body) + 2))
+    body = cells.iloc[1:]
     if id_at is None or age_at is None:
         if id_at is not None and sex_at is not None:
             tables.ids_without_age |= {int(number) for number in body[id_at].map(_id).dropna()}
+        tables.headers[name] = [str(cell) for cell in cells.iloc[0]] if len(cells) else []
         tables.unused.append(Unused(name, "table without columns for id and bone age"))
         return tables.labels
     # The official set by file or folder name, else by the columns that only the table of one set has.
@@ -98,7 +119,7 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     if not role and (header[age_at].startswith("groundtruth") or header[id_at] == "caseid"):
         role = "test"
     role = role or ("validation" if header[id_at] == "imageid" else "train")
-    rows = body[[id_at]].set_axis(["cell"], axis=1)
+    rows = body[[id_at, age_at]].set_axis(["cell", "age"], axis=1)
     rows["id"], rows["months"] = body[id_at].map(_id), body[age_at].map(_months)
     rows["sex"] = "" if sex_at is None else body[sex_at].str.lower().map(SEXES).fillna("")
     rows["role"], rows["table"] = role, name
@@ -107,7 +128,11 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     tables.num_blank += len(bad)
     tables.unusable_ids |= {int(number) for number in bad["id"].dropna()}
     tables.bad_rows += [
-        Unused(f"{name}: row {line} ({cell or 'no id'})", BLANK) for line, cell in bad["cell"].items()
+        Unused(
+            f"{name}: row {row.line} ({row.cell or 'no id'}, {row.age or 'no age'})",
+            NO_ID if pd.isna(row.id) else BLANK,
+        )
+        for row in rows_of(bad.reset_index(names="line"))
     ]
     tables.facts.append({"table": name, "set": role, "rows": len(body)})
     if role == "test" and len(labels) and (labels["months"] % 1 == 0).all():
@@ -139,36 +164,40 @@ def rows_of(table: pd.DataFrame) -> Iterable[Any]:
     return table.itertuples(index=False)
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    """Return the stripped cells of a table; short rows are filled up, long rows are cut."""
+def _read_text(path: Path) -> pd.DataFrame:
+    """Return the stripped cells of a table by line; short rows are filled up, long rows are cut."""
     import pandas as pd
 
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines(keepends=True) or [""]
-        first, last = lines[0], lines[-1]
-        separator = ";" if ";" in first and "," not in first else ","
-        holds_ages = any(_normal(cell) in AGE_COLUMNS for cell in first.split(separator))
-        if holds_ages and not last.endswith("\n") and last.count(separator) < first.count(separator):
-            # What is left of the last number may be another one: 7 of 73.
-            raise DataError(f"the table {path} is cut in its last line ({last!r:.60}): download it again")
-        cells = pd.read_csv(
-            path,
-            sep=separator,
-            header=None,
-            index_col=False,
-            dtype=str,
-            encoding="utf-8-sig",
-            keep_default_na=False,
-            engine="python",
-            on_bad_lines=lambda row: row[: first.count(separator) + 1],
-        )
-    except pd.errors.EmptyDataError:
+    if path.is_file() and not path.stat().st_size:
         return pd.DataFrame()
-    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+    raw = read_bytes(path)
+    try:
+        # Excel's "Unicode text" is UTF-16 with tabs.
+        text = raw.decode("utf-16" if raw[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig")
+        lines = text.splitlines(keepends=True)
+        declared = _SEPARATOR_LINE.fullmatch(lines[0]) if lines else None
+        before = int(declared is not None)
+        first, last = (lines[before], lines[-1]) if len(lines) > before else ("", "")
+        separator = declared[1] if declared else max(SEPARATORS, key=lambda each: _num_known(first, each))
+        reader = csv.reader(lines[before:], delimiter=separator)
+        rows = [(before + reader.line_num, row) for row in reader if row]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
             f"cannot read the table {path}: {error}. Save it as comma-separated UTF-8 text"
         ) from error
-    return cells.fillna("").map(str.strip)
+    holds_ages = any(_normal(cell) in AGE_COLUMNS for cell in first.split(separator))
+    if holds_ages and not last.endswith("\n") and last.count(separator) < first.count(separator):
+        # What is left of the last number may be another one: 7 of 73.
+        raise DataError(f"the table {path} is cut in its last line ({last!r:.60}): download it again")
+    width = len(rows[0][1]) if rows else 0
+    filled = [[cell.strip() for cell in (row + [""] * width)[:width]] for _, row in rows]
+    return pd.DataFrame(filled, index=[line for line, _ in rows], dtype=str)
+
+
+def _num_known(header: str, separator: str) -> int:
+    """Return how many names of our columns a header has if it is split by a separator."""
+    cells = next(csv.reader([header], delimiter=separator), [])
+    return sum(_normal(cell) in (*ID_COLUMNS, *AGE_COLUMNS, *SEX_COLUMNS) for cell in cells)
 
 
 def _read_xlsx(path: Path) -> pd.DataFrame:
@@ -176,7 +205,8 @@ def _read_xlsx(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        cells = pd.read_excel(path, header=None, dtype=str, na_filter=False, engine="openpyxl")
+        content = io.BytesIO(read_bytes(path))
+        cells = pd.read_excel(content, header=None, dtype=str, na_filter=False, engine="openpyxl")
     except ImportError as error:
         raise DataError(
             f"reading {path} needs openpyxl: python -m pip install openpyxl, or save the sheet as CSV next to it "
@@ -184,7 +214,7 @@ def _read_xlsx(path: Path) -> pd.DataFrame:
         ) from error
     except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read the table {path}: {error}. Save the sheet as CSV next to it") from error
-    return cells.map(str.strip)
+    return cells.map(str.strip).set_axis(range(1, len(cells) + 1))
 
 
 def _normal(cell: str) -> str:
@@ -192,13 +222,22 @@ def _normal(cell: str) -> str:
 
 
 def _id(cell: str) -> int | None:
-    found = _ID.fullmatch(cell.lower())
-    return int(found[1]) if found else None
+    if found := _ID.fullmatch(cell.lower()):
+        return int(found[1])
+    # A spreadsheet's 1.377e+03 is 1377; of 1.4e+03 digits are lost.
+    found = _SCIENTIFIC_ID.fullmatch(cell.lower())
+    if found is None or len(found[2]) < int(found[3]):
+        return None
+    digits = found[1] + found[2]
+    whole, rest = digits[: int(found[3]) + 1], digits[int(found[3]) + 1 :]
+    return None if rest.strip("0") else int(whole)
 
 
 def _months(cell: str) -> float | None:
+    found = _MONTHS.fullmatch(cell)
     try:
-        months = float(cell)
+        # A comma before decimals; as a separator of thousands it would be out of range.
+        months = float(found[1].replace(",", ".")) if found else math.nan
     except ValueError:
         return None
     return months if math.isfinite(months) and 0 < months <= MAX_MONTHS else None

@@ -38,7 +38,7 @@ from gramgn.data.prepared import (
     table_text,
 )
 from gramgn.data.raw_state import RawState, changes, decoder_is_ours, recorded_state
-from gramgn.data.scan import some
+from gramgn.data.scan import HIDDEN, some
 from gramgn.data.split import split_samples
 from gramgn.data.types import SPLITS, Decoded, Index, Item, Unused
 from gramgn.errors import DataError, counted
@@ -369,7 +369,8 @@ def _report(prepared: PreparedSet) -> None:
     for note in meta["notes"]:
         say(f"  {note}")
     for entry in meta["unused"]:
-        say(f"  not used: {entry['count']} x {entry['reason']} ({some(entry['examples'], 3)})")
+        if entry["reason"] != HIDDEN:  # recorded, but nobody's concern
+            say(f"  not used: {entry['count']} x {entry['reason']} ({some(entry['examples'], 3)})")
     if meta["skipped"]:
         say(f"  skipped: {len(meta['skipped'])} files that cannot be decoded, named in unused.csv there")
     equal = meta["duplicates"]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from gramgn.data.dataset import ImageDataset
 from gramgn.data.decode import IMAGE_SUFFIXES, Decoder, array_path, image_arrays, to_array, to_square
-from gramgn.data.scan import walk
+from gramgn.data.scan import HIDDEN, walk
 from gramgn.data.split import hash_share
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_number, checked_whole
@@ -113,7 +113,7 @@ class Rotation(ImageDataset):
         found = Index([])
         for relative, path, ignored in walk(self.root):
             if ignored:
-                found.unused.append(Unused(relative, "system or hidden file"))
+                found.unused.append(Unused(relative, HIDDEN))
             elif not _is_image(path):
                 found.unused.append(Unused(relative, "not an image by its name"))
             else:

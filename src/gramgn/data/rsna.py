@@ -1,4 +1,4 @@
-"""RSNA Pediatric Bone Age 2017: hand radiographs `<id>.png` and label tables, in any distribution."""
+"""RSNA Pediatric Bone Age 2017: hand radiographs `<id>.png` or `.jpg` and label tables, in any distribution."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gramgn.data.dataset import ImageDataset
-from gramgn.data.labels import MAX_MONTHS, LabelTables, read_tables, role_of, rows_of
-from gramgn.data.scan import some, walk
+from gramgn.data.labels import MAX_MONTHS, TABLE_SUFFIXES, LabelTables, read_tables, role_of, rows_of
+from gramgn.data.scan import HIDDEN, some, walk
 from gramgn.data.types import Index, Item, Unused
 from gramgn.errors import DataError, checked_choice, checked_number
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 TEST_FROM = ("auto", "validation", "test", "split")
 PREFIX = {"train": "", "validation": "validation-", "test": "test-"}
 EXAMPLES = 3
+SUFFIXES = ("png", "jpg", "jpeg")
 MAX_LOOKED_AT = 100_000
+MAX_YEARS = 20
 
 
 class _Join(NamedTuple):
@@ -85,7 +87,7 @@ class RSNA(ImageDataset):
         table = image = False
         for _, path, ignored in islice(walk(self.root), MAX_LOOKED_AT):
             if not ignored:
-                table = table or path.suffix.lower() in (".csv", ".xlsx")
+                table = table or path.suffix.lower() in TABLE_SUFFIXES
                 image = image or _image_id(path.name) is not None
             if table and image:
                 return True
@@ -101,9 +103,7 @@ class RSNA(ImageDataset):
         tables = read_tables(self.root)
         unused += tables.unused
         if tables.labels.empty:
-            seen = some([entry.path for entry in tables.unused], EXAMPLES)
-            found = f"\n  tables found, none of them with usable columns: {seen}" if seen else ""
-            raise DataError(self.missing_message() + found)
+            raise DataError("\n  ".join([self.missing_message(), *_faults(tables)]))
         images, copies = _without_copies(self.root, images)
         join = _join(tables.labels, images)
         self._check_join(join, tables)
@@ -124,6 +124,8 @@ class RSNA(ImageDataset):
         counts = self._counts(join, tables)
         joined = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
         notes = [f"labels and images joined: {joined}", *tables.notes]
+        if items and (largest := max(item.target for item in items)) <= MAX_YEARS:
+            notes.append(f"the largest bone age is {largest:g}: it is taken in months; are these years?")
         return Index(items, unused, notes, {"tables": tables.facts, "counts": counts})
 
     def _images(self) -> tuple[pd.DataFrame, list[Unused]]:
@@ -134,10 +136,10 @@ class RSNA(ImageDataset):
         for relative, path, ignored in walk(self.root):
             number = _image_id(path.name)
             if ignored:
-                unused.append(Unused(relative, "system or hidden file"))
+                unused.append(Unused(relative, HIDDEN))
             elif number is not None:
                 images.append((relative, number, role_of(Path(relative).parent.parts)))
-            elif path.suffix.lower() not in (".csv", ".xlsx"):
+            elif path.suffix.lower() not in TABLE_SUFFIXES:
                 unused.append(Unused(relative, "name is not <id>.png"))
         return pd.DataFrame(images, columns=["path", "id", "role"]).sort_values("path"), unused
 
@@ -148,6 +150,7 @@ class RSNA(ImageDataset):
         if len(join.pairs) and bad <= self.max_unmatched * num_rows:
             return
         counts = ", ".join(f"{number} {what}" for what, number in self._counts(join, tables).items())
+        reasons = {row.reason for row in tables.bad_rows}
 
         def examples(names: list[str]) -> str:
             return some(names, EXAMPLES) or "none"
@@ -155,8 +158,11 @@ class RSNA(ImageDataset):
         raise DataError(
             f"dataset {self.name}: label tables and images in {self.root} do not match: {counts}\n"
             f"  labels without an image, e.g.: {examples([f'{number}.png' for number in join.missing['id']])}\n"
-            f"  label rows without one usable age, e.g.: {examples([row.path for row in tables.bad_rows])}\n"
-            f"  images without a label, e.g.: {examples(join.extra['path'].tolist())}\n"
+            + "".join(
+                f"  {reason}, e.g.: {examples([row.path for row in tables.bad_rows if row.reason == reason])}\n"
+                for reason in sorted(reasons)
+            )
+            + f"  images without a label, e.g.: {examples(join.extra['path'].tolist())}\n"
             f"  {bad} of {num_rows} rows cannot be used; allowed is a share of dataset.max_unmatched="
             f"{self.max_unmatched}. Complete the download, or allow more"
         )
@@ -192,10 +198,19 @@ class RSNA(ImageDataset):
         }
 
 
+def _faults(tables: LabelTables) -> list[str]:
+    """Return, for a message, why no row of the tables can be used."""
+    lines = [
+        f"the table {name} has the columns {some(header, 6) or 'none'}"
+        for name, header in list(tables.headers.items())[:EXAMPLES]
+    ]
+    return lines + [f"{row.path}: {row.reason}" for row in tables.bad_rows[:EXAMPLES]]
+
+
 def _image_id(name: str) -> int | None:
-    """Return the id in a file's name `<id>.png`, leading zeros allowed; None for any other name."""
+    """Return the id in a file's name, e.g. `<id>.png`, leading zeros allowed; None for any other name."""
     stem, dot, suffix = name.rpartition(".")
-    is_id = bool(dot) and suffix.lower() == "png" and stem.isascii() and stem.isdigit()
+    is_id = bool(dot) and suffix.lower() in SUFFIXES and stem.isascii() and stem.isdigit()
     return int(stem) if is_id and len(stem) <= 12 else None
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from gramgn.errors import DataError
 
 SYNTHETIC_MARKER = "synthetic.json"
+HIDDEN = "system or hidden file"
+"""Why a file is left out that is nobody's concern."""
 IGNORED_NAMES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
