@@ -319,6 +319,22 @@ class InPlace(nn.Module):
         return self.last(x.mean(dim=1)).sub_(self.bias)
 
 
+class MergedWeights(nn.Module):
+    """Weights that are scaled, masked and added to others before they are used, as many rows as there are samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.ones(1))
+        self.left, self.right = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 5))
+        self.gains = nn.Parameter(torch.ones(4, 1))
+        self.last = nn.Linear(4, 1)
+        self.register_buffer("mask", torch.eye(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.scale * self.weight + self.gains * (self.left @ self.right) + self.weight * self.mask
+        return self.last(torch.tanh(nn.functional.linear(x, weight)))
+
+
 class Attention(nn.Module):
     """Self-attention, which reads the parameters of its projection without calling it, and returns a pair."""
 
@@ -426,6 +442,7 @@ CASES = (
     Case("strided_columns", built(strided_columns, 2, 8, 8), images(channels=2)),
     Case("convolution_twice", ConvolutionTwice, images(channels=2)),
     Case("in_place", InPlace, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),), vmap=False),
+    Case("merged_weights", MergedWeights, vectors(b=4)),
     Case("attention", Attention, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),)),
     Case("outside_the_layers", OutsideTheLayers, vectors(size=4)),
     Case("padded_tokens", PaddedTokens, lambda: (torch.randint(0, 7, (6, 3)),)),

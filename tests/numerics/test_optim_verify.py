@@ -281,3 +281,82 @@ def test_tables_with_sparse_gradients_or_bounded_norms(options: Stream | Vmap | 
     plain.load_state_dict(model.state_dict())
     assert_right(problem, options.build(), Problem(plain, (tokens,), torch.sin).dense_jacobian())
     take(3, model, options, tokens)
+
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "sorted": lambda h: h.sort(dim=0)[0],
+    "turned": lambda h: h + 0.3 * h.roll(1, 0),
+    "softmax": lambda h: h.softmax(0),
+    "largest": lambda h: h / h.abs().max(),
+    "pairs": lambda h: (h @ h.T) @ h,
+    "sums": lambda h: h.cumsum(0),
+    "spectrum": lambda h: torch.fft.fft(h, dim=0).real,
+    "statistics": lambda h: (h - h.mean(0)) / (h.var(0, correction=0) + 0.1).sqrt(),
+    "shuffled": lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))],
+    "weighted at random": lambda h: h + torch.rand(()) * h.flip(0),
+    "twice": lambda h: h.repeat(2, 1).tanh()[: len(h)] + h.mean(),
+}
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=list(ENGINES))
+@pytest.mark.parametrize("between", MIXING.values(), ids=list(MIXING))
+def test_interaction_of_samples_is_rejected_in_the_first_step(between, options: Stream | Vmap) -> None:
+    model, x = two_layers(between), torch.randn(6, 5, dtype=torch.float64)
+    before = flat(model)
+    with pytest.raises(ValueError, match=MIXES):
+        take(1, model, options, x)
+    assert torch.equal(flat(model), before)
+
+
+def test_an_operation_more_is_compared_at_once() -> None:
+    """The graph of the network changes, although the same modules are called with the same shapes."""
+    model = Of(
+        lambda m, x: m.b((mixed(m.a(x)) if m.on else m.a(x)).tanh()),
+        a=nn.Linear(5, 4),
+        b=nn.Linear(4, 1),
+        on=0,
+    )
+    walk = steps(model.double(), Stream(), torch.randn(6, 5, dtype=torch.float64))
+    for _ in range(20):
+        next(walk)
+    model.on = 1
+    with pytest.raises(ValueError, match=MIXES):
+        next(walk)
+
+
+@pytest.mark.parametrize("engine", ["stream", "vmap", "loop"])
+def test_hooks_registered_for_all_modules_are_followed(engine: str) -> None:
+    """A hook that changes outputs is part of the network, once per module."""
+    model, x = two_layers(lambda h: h), torch.randn(6, 5, dtype=torch.float64)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, _, output: 1.5 * output if isinstance(module, nn.Linear | Of) else None
+    )
+    try:
+        y = model(x).detach() - 1
+        outputs = model(x)
+        J = torch.stack(
+            [
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(f, list(model.parameters()), retain_graph=True)]
+                )
+                for f in outputs.flatten()
+            ]
+        )
+        before = flat(model)
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, damping_convention="sum", engine=engine)
+        optimizer.step(lambda: model(x) - y)
+    finally:
+        handle.remove()
+    u = torch.linalg.solve(
+        J @ J.T + 0.1 * torch.eye(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    )
+    assert torch.allclose(flat(model) - before, -J.T @ u, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [Stream(), Vmap()], ids=["stream", "vmap"])
+def test_a_parameter_with_an_entry_for_each_sample_is_not_called_a_mixture(options: Stream | Vmap) -> None:
+    model = Of(
+        lambda m, x: m.b((m.a(x) + m.p).tanh()), a=nn.Linear(5, 4), b=nn.Linear(4, 1), p=parameter(6, 4)
+    )
+    with pytest.raises(ValueError, match=r"as many entries as this batch|for a batch of one sample"):
+        take(1, model.double(), options, torch.randn(6, 5, dtype=torch.float64))

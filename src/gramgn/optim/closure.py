@@ -141,6 +141,9 @@ class OwnForward(nn.Module):
         """Call it."""
         return self.own_forward(*args, **kwargs)
 
+    # Without the hooks that are registered for all modules.
+    __call__ = forward
+
 
 _OF_ONE_TENSOR = pytree.tree_structure(((0,), {}))
 

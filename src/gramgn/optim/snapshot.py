@@ -75,6 +75,10 @@ class Snapshot:
             tensor.data.copy_(content)
         if self.random:
             set_random_state(self.random, self.device)
+        self.restore_python()
+
+    def restore_python(self) -> None:
+        """Put the random number generators of Python and NumPy back."""
         random.setstate(self._python)
         if self._numpy is not None:
             _numpy_random().set_state(self._numpy)

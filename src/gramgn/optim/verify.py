@@ -28,6 +28,9 @@ from gramgn.optim.snapshot import Snapshot
 EARLY, EVERY = (1, 2, 4, 8), 100
 """The first steps that are compared, and the number of steps after which the next comparison is due."""
 
+MOST = 1000
+"""The number of ways of running a network that are remembered; the oldest are forgotten and compared again."""
+
 GROWTH = 4
 """A block that a comparison found too small to judge is compared again once it has grown by this factor."""
 
@@ -70,6 +73,8 @@ class Verifier:
             return None
         self._steps += 1
         record = self._records.setdefault(structure, _Record())
+        if len(self._records) > MOST:
+            del self._records[next(iter(self._records))]
         due = not record.last or self._steps in EARLY or self._steps - record.last >= EVERY
         return Check(record, params, self._steps, due)
 
@@ -142,6 +147,7 @@ class Comparison:
         device = next(iter(params.values())).device
         self.weights = probe_weights(b * k, device).view(b, k)
         self.pulled: dict[str, Tensor] = {}
+        self.restart: Callable[[], None] = lambda: None  # called by an engine before each part of the batch
         self._params = params
         self._eps = max(eps, *(torch.finfo(param.dtype).eps for param in params.values()))
         self._expected: dict[str, Tensor] = {}
@@ -234,6 +240,7 @@ def verify(
                 _check_outputs(expected, model, b)
                 comparison.expect(expected, slopes)
                 state.restore()
+                comparison.restart = state.restore_python
                 output = engine(batch.copy(), comparison)
             if not _equal(output.detach().reshape(b, -1), expected.detach().reshape(b, -1)):
                 raise ValueError(_other_outputs(model))
@@ -329,7 +336,8 @@ def _largest(tensor: Tensor) -> float:
 CAUSES = (
     "Either the network mixes samples (as in x - x.mean(dim=0), or by a leading dimension that is not the samples'): "
     "each output must depend on its own sample only. Or a tensor that all samples share has as many entries as the "
-    "batch and was split among the samples: pass it to the model at construction"
+    "batch and was split among the samples: pass it to the model at construction. Or the network draws random numbers "
+    "for each sample that are not torch's"
 )
 
 

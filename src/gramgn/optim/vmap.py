@@ -96,6 +96,7 @@ class VmapEngine(Engine):
         def engine(batch: Batch, comparison: Comparison) -> Tensor:
             outputs = []
             for start in range(0, b, step):
+                comparison.restart()
                 samples = range(start, min(start + step, b))
                 output, of_part = _outputs_and_jacobian(model, original, params, batch, step, samples)
                 comparison.pull(of_part, start)

@@ -18,7 +18,13 @@ from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
 from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.fallback import elementwise_gradients, is_elementwise, module_gradients, warn_once
+from gramgn.optim.stream.fallback import (
+    elementwise_gradients,
+    is_elementwise,
+    is_of_parameters_alone,
+    module_gradients,
+    warn_once,
+)
 from gramgn.optim.stream.products import Products
 from gramgn.optim.stream.rules import RuleMemory
 from gramgn.optim.verify import Comparison, Verifier
@@ -227,7 +233,10 @@ class Backward:
                 if call.owner.rule or isinstance(call.owner.module, READ_THEIR_CHILDREN)
             ]
             left = _give(uses, with_rule)
-            if all(is_elementwise(use, self.params[name], self.b) for use in left.values()):
+            if all(
+                is_elementwise(use, self.params[name], self.b) and not is_of_parameters_alone(use.node)
+                for use in left.values()
+            ):
                 kept += left
                 continue
             left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
@@ -251,11 +260,8 @@ class Backward:
             uses=kept,
             deepest={graph.nodes[node] for node in graph.deepest(asked)},
             expected={name: counts[name] for name in self.params},
-            structure=(
-                modes,
-                tuple(call.owner.path for call in active),
-                tuple((name, use.node.name(), use.place) for name, use in self._uses),
-            ),
+            # An operation more or less may mix samples, although the same modules are called.
+            structure=(modes, hash(tuple(part.path if isinstance(part, Owner) else part for part in key))),
         )
 
     def _check_call(self, call: Call) -> None:

@@ -323,6 +323,8 @@ class _InChunks(_Run):
         for start in range(0, batch.size, step):
             stop = min(start + step, batch.size)
             args, kwargs = batch.chunk(start, stop)
+            if sums is not None and sums.comparison is not None:
+                sums.comparison.restart()
             try:
                 output = self.record(original, args, kwargs)
                 self.backward.start(output, stop - start, self.network)

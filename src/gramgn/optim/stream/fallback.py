@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from gramgn.optim.closure import Batch, OwnForward
 from gramgn.optim.kernels import serves
 from gramgn.optim.stream.blocks import Buffers
-from gramgn.optim.stream.capture import Call, Owner, Use, is_differentiable
+from gramgn.optim.stream.capture import Call, Node, Owner, Use, is_differentiable
 from gramgn.optim.stream.products import Products
 
 ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
@@ -34,6 +34,21 @@ def is_elementwise(use: Use, param: Tensor, num_samples: int) -> bool:
     shape = tuple(output.shape)
     broadcast = param.ndim < len(shape) or (param.ndim == len(shape) and param.shape[0] == 1)
     return bool(shape) and shape[0] == num_samples and broadcast and output.dtype == param.dtype
+
+
+def is_of_parameters_alone(node: Node) -> bool:
+    """Return whether a node computes with nothing but parameters, as one that scales a weight: it has no samples."""
+    waiting, seen = [node], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for after, _ in node.next_functions:
+            if after is None:
+                return False
+            waiting.append(after)
+    return True
 
 
 def elementwise_gradients(
@@ -106,6 +121,14 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
             return tuple(leaves[place] for place in places)
 
         values, pull = vjp(outputs, trained)  # type: ignore[misc]
+        for grad, value in zip(grads, values, strict=True):
+            if grad.numel() != value.numel():
+                raise ValueError(
+                    f"{call.owner} returns {list(value.shape)} for one sample alone, but {list(grad.shape)} for each "
+                    f"sample of a batch of {batch.size}: it combines the samples with a parameter or another tensor "
+                    "that has as many entries as this batch. Give each sample its own entry by an index, or use "
+                    "engine='loop'"
+                )
         (pulled,) = pull(tuple(grad.reshape(value.shape) for grad, value in zip(grads, values, strict=True)))
         return pulled
 
