@@ -14,13 +14,15 @@ struct Shares {
   const Convolution& s;
   const float *x, *d;
   float* out;
-  int64_t out_stride, panels, parts;
+  int64_t out_stride, filters, panels, parts;  // filters: of a group, or of all where groups share vectors
   int tile, failed;
 
   void operator()(int64_t thread, int64_t threads) {
     const int64_t units = s.b * parts, from = units * thread / threads, to = units * (thread + 1) / threads;
     if (from == to) return;
-    const Scratch scratch(tile ? Plan(s, tile).floats : direct_scratch(s));
+    const Scratch scratch(tile              ? Plan(s, tile).floats
+                          : is_depthwise(s) ? depthwise_scratch(s)
+                                            : direct_scratch(s));
     if (!scratch.data) {
       __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
       return;
@@ -28,8 +30,8 @@ struct Shares {
     for (int64_t u = from; u < to; ++u) {
       const int64_t n = u / parts, part = u % parts;
       const int64_t f0 = panels * part / parts * 2 * L;
-      const int64_t f1 = min(s.F / s.groups, panels * (part + 1) / parts * 2 * L);
-      const auto sample = tile == 4 ? winograd<4> : tile == 2 ? winograd<2> : direct;
+      const int64_t f1 = min(filters, panels * (part + 1) / parts * 2 * L);
+      const auto sample = tile == 4 ? winograd<4> : tile == 2 ? winograd<2> : is_depthwise(s) ? depthwise : direct;
       sample(s, x + n * s.H * s.W * s.C, d + n * s.Ho * s.Wo * s.F, out + n * out_stride, f0, f1, scratch.data);
     }
   }
@@ -37,9 +39,9 @@ struct Shares {
 
 static int conv_weight(int threads, const float* x, const float* d, float* out, int64_t out_stride,
                        const Convolution& s, int use_winograd) {
-  const int64_t panels = ceil_div(s.F / s.groups, 2 * L);
+  const int64_t filters = is_depthwise(s) ? s.F : s.F / s.groups, panels = ceil_div(filters, 2 * L);
   const int64_t parts = s.b < threads ? min(panels, ceil_div(threads, max(s.b, 1))) : 1;
-  Shares shares = {s, x, d, out, out_stride, panels, parts, use_winograd ? tile_size(s) : 0, 0};
+  Shares shares = {s, x, d, out, out_stride, filters, panels, parts, use_winograd ? tile_size(s) : 0, 0};
   parallel((int)min(threads, s.b * parts), shares);
   return shares.failed;
 }

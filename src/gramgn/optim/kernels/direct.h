@@ -16,9 +16,14 @@ struct Slab {
 #ifndef SLAB
 #define SLAB 512
 #endif
-constexpr int64_t SLAB_PLACES = SLAB;
-INLINE int64_t slab_rows(const Convolution& s) { return max(1, min(s.Ho, SLAB_PLACES / s.Wo)); }
-INLINE int64_t slab_columns(const Convolution& s) { return min(s.Wo, SLAB_PLACES); }
+#ifndef SLAB_BYTES
+#define SLAB_BYTES (256 * 1024)
+#endif
+INLINE int64_t slab_places(const Convolution& s) {
+  return min(SLAB, max(64, SLAB_BYTES / (4 * (s.C * s.sh * s.sw + s.F))));
+}
+INLINE int64_t slab_rows(const Convolution& s) { return max(1, min(s.Ho, slab_places(s) / s.Wo)); }
+INLINE int64_t slab_columns(const Convolution& s) { return min(s.Wo, slab_places(s)); }
 
 struct Range {
   int64_t from, to;
@@ -52,8 +57,10 @@ struct Plane {
 };
 
 // Copy rows and columns of a plane of this width, `size` numbers of each place, filled up with zeros to `step`; columns
-// outside the plane are zero.
-NOINLINE Plane pack(const Plane& p, int64_t width, Range rows, Range columns, int64_t size, int64_t step, float* to) {
+// outside the plane are zero. With `repeat`, every number is copied that many times; the first `skip` copies are left
+// out.
+NOINLINE Plane pack(const Plane& p, int64_t width, Range rows, Range columns, int64_t size, int64_t step, float* to,
+                    int64_t repeat = 1, int64_t skip = 0) {
   const int64_t row_step = columns.size() * step + PACKED_GAP;
   const Plane packed = {to, -rows.from * row_step - columns.from * step, row_step, step};
   const int64_t left = min(max(columns.from, 0), columns.to), right = max(min(columns.to, width), left);
@@ -61,15 +68,16 @@ NOINLINE Plane pack(const Plane& p, int64_t width, Range rows, Range columns, in
     float* at = to + (left - columns.from) * step;
     memset(to, 0, (at - to) * sizeof(float));
     memset(at + (right - left) * step, 0, (columns.to - right) * step * sizeof(float));
-    if (size == step && size == p.step) {
+    if (size == step && size == p.step && repeat == 1) {
       memcpy(at, p.at(r, left), (right - left) * step * sizeof(float));
       continue;
     }
     for (int64_t i = left; i < right; ++i, at += step) {
       const float* from = p.at(r, i);
       int64_t c = 0;
-      for (; c + L <= size; c += L) store(at + c, load(from + c));
-      for (; c < size; ++c) at[c] = from[c];
+      if (repeat == 1)
+        for (; c + L <= size; c += L) store(at + c, load(from + c));
+      for (; c < size; ++c) at[c] = from[repeat == 1 ? c : (skip + c) / repeat];
       for (; c < step; ++c) at[c] = 0;
     }
   }
@@ -178,6 +186,15 @@ static void direct_slab(const Convolution& s, const Slab& t, const float* x, con
   }
 }
 
+// X and D of the next slab or, at the end, of the next sample; requested by calls of this number of sums.
+INLINE Ahead next_slab(const Convolution& s, const Slab& t, const float* x, const float* d, int64_t sums) {
+  const int64_t rows = t.y1 - t.y0, places = rows * (t.x1 - t.x0);
+  const int64_t x_bytes = places * s.sh * s.sw * s.C * 4, d_bytes = places * s.F * 4;
+  const char* next_x = (const char*)(x + ((t.y1 - 1) * s.sh * s.W + t.x1 * s.sw) * s.C);
+  const char* next_d = (const char*)(d + ((t.y1 - 1) * s.Wo + t.x1) * s.F);
+  return {{next_x, next_d}, {next_x + x_bytes, next_d + d_bytes}, 0, (x_bytes + d_bytes) / 64 / rows, sums};
+}
+
 // One sample, filters f0 .. f1 of every group.
 static void direct(const Convolution& s, const float* x, const float* d, float* out, int64_t f0, int64_t f1,
                    float* scratch) {
@@ -187,12 +204,7 @@ static void direct(const Convolution& s, const float* x, const float* d, float* 
   for (int64_t y = 0; y < s.Ho; y += rows)
     for (int64_t i = 0; i < s.Wo; i += columns) {
       const Slab t = {y, min(s.Ho, y + rows), i, min(s.Wo, i + columns)};
-      const int64_t x_bytes = (t.y1 - t.y0) * (t.x1 - t.x0) * s.sh * s.sw * s.C * 4;
-      const int64_t d_bytes = (t.y1 - t.y0) * (t.x1 - t.x0) * s.F * 4;
-      const char* next_x = (const char*)(x + ((t.y1 - 1) * s.sh * s.W + t.x1 * s.sw) * s.C);
-      const char* next_d = (const char*)(d + ((t.y1 - 1) * s.Wo + t.x1) * s.F);
-      Ahead ahead = {{next_x, next_d}, {next_x + x_bytes, next_d + d_bytes}, 0, 0, sums};
-      ahead.row_lines = (x_bytes + d_bytes) / 64 / (t.y1 - t.y0);
+      Ahead ahead = next_slab(s, t, x, d, sums);
       for (int64_t g = 0; g < s.groups; ++g)
         direct_slab(s, t, x + g * C, d + g * F, out + g * F, f0, f1, y > 0 || i > 0, scratch, ahead);
     }

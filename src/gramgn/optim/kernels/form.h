@@ -39,6 +39,7 @@ struct Scratch {
 #endif
 #include "micro.h"
 #include "direct.h"
+#include "depthwise.h"
 #include "winograd.h"
 #include "conv.h"
 #include "linalg.h"
