@@ -41,7 +41,7 @@ define BUILD_KERNELS
 	    $(1); fi
 endef
 
-.PHONY: help env kernels demo test test-fast lint format docs paper theory figures report bench bench-pipeline gpu-report clean
+.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -84,6 +84,11 @@ test: $(KERNELS) ## all tests
 
 test-fast: $(KERNELS) ## the tests without the ones that start whole processes
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/numerics tests/contract
+
+sanitize: ## the compiled kernels on odd shapes under AddressSanitizer and UndefinedBehaviorSanitizer
+	@mkdir -p build
+	@$${CXX:-c++} -O1 -g -std=c++17 -fsanitize=address,undefined -fno-sanitize-recover=undefined -w tests/kernels/odd_shapes.cpp -o build/odd_shapes
+	@build/odd_shapes
 
 lint: $(READY) ## style, docstrings, types
 	@$(BIN)/ruff check .
