@@ -170,7 +170,7 @@ class Accumulator:
                 if self.comparison is not None:
                     pulled = {name: torch.zeros_like(self.trained.params[name]) for name in factors.names()}
                     w = weighted(factors, self.comparison.weights)
-                    factors.add_vjp_(pulled, w, dict.fromkeys(pulled, 1.0))
+                    factors.add_vjp_(pulled, w, dict.fromkeys(pulled, 1.0), self.products)
                     self.comparison.pulled |= pulled
         self._parts.clear()
         self.G = symmetric(self.G)
@@ -178,12 +178,12 @@ class Accumulator:
     def _multiply_factors(self, factors: Factors) -> None:
         groups = {self._group[name] for name in factors.names()}
         if len(groups) == 1:
-            self._add(groups.pop(), factors.gram())
+            self._add(groups.pop(), factors.gram(self.products))
             return
         assert isinstance(factors, LinearFactors)
         for weight, bias in ((factors.weight, None), (None, factors.bias)):
             part = LinearFactors(factors.A, factors.D, weight, bias)
-            self._add(self._group[weight or bias or ""], part.gram())
+            self._add(self._group[weight or bias or ""], part.gram(self.products))
 
     def _add(self, group: int, product: Tensor) -> None:
         self.G[group].add_(product.to(self.G.device))

@@ -299,7 +299,9 @@ class Backward:
         return (
             rule is not None
             and all(self._expected[names[local]] == 1 for local in call.active)
-            and rule.prefers_factors(call.owner.module, sums.b, sums.k, tuple(x.shape))
+            and rule.prefers_factors(
+                call.owner.module, sums.b, sums.k, tuple(x.shape), self._memories.conv_paths.policy
+            )
         )
 
     def clear(self) -> None:

@@ -122,7 +122,10 @@ def as_block(gradients: Tensor) -> Block:
 
 @dataclass
 class LinearFactors:
-    """A linear layer. Row (i, j) of the weight is sum_t D[i, j, t] A[i, t]^T; of the bias, sum_t D[i, j, t]."""
+    """A linear layer, or a convolution as a linear layer of patches, with the weight's trailing dimensions joined.
+
+    Row (i, j) of the weight is sum_t D[i, j, t] A[i, t]^T; of the bias, sum_t D[i, j, t].
+    """
 
     A: Tensor  # inputs [b, T, in]
     D: Tensor  # output gradients [b, k, T, F]
@@ -139,37 +142,37 @@ class LinearFactors:
         of_weight = {self.weight: D * torch.linalg.vector_norm(self.A)} if self.weight else {}
         return of_weight | ({self.bias: D} if self.bias else {})
 
-    def gram(self) -> Tensor:
+    def gram(self, products: Products) -> Tensor:
         """Return the sum over pairs of places of (A A^T + 1) o (D D^T); the 1 is the bias."""
 
         def similarity(rows: slice) -> Tensor:
             if self.weight is None:
-                of_inputs = self.A.new_zeros(())
-            else:
-                A = _product(self.A)
-                of_inputs = _inner_products(A[rows], A)
+                return self.A.new_ones(())
+            of_inputs = _pairs(_product(self.A), rows, products)
             return of_inputs.add_(1) if self.bias else of_inputs
 
-        return _gram(self.D, similarity)
+        return _gram(self.D, similarity, products)
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the sum over places of D . (W A + c) for a direction (W, c)."""
         dtype = product_dtype(self.D.dtype)
         change = self.D.new_zeros((), dtype=dtype)
         if self.weight:
-            change = _product(self.A) @ direction[self.weight].to(dtype).T
+            change = _product(self.A) @ direction[self.weight].to(dtype).flatten(1).T
         if self.bias:
             change = change + direction[self.bias].to(dtype)
         return (_product(self.D) * (change.unsqueeze(1) if change.ndim > 1 else change)).sum(dim=(2, 3))
 
-    def add_vjp_(self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float]) -> None:
+    def add_vjp_(
+        self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float], products: Products
+    ) -> None:
         """Add D^T A and the sum of D, times their scales, for D [b T, F] from `weighted`."""
         if self.weight:
             A, weight = _product(self.A).flatten(end_dim=1), out[self.weight]
-            if weight.dtype == A.dtype:
+            if weight.dtype == A.dtype and weight.ndim == 2 and not products.is_fast(D, A):
                 weight.addmm_(D.T, A, alpha=scales[self.weight])
             else:
-                weight.add_(D.T @ A, alpha=scales[self.weight])
+                weight.add_(products.transposed_times(D, A).view(weight.shape), alpha=scales[self.weight])
         if self.bias:
             out[self.bias].add_(D.sum(dim=0), alpha=scales[self.bias])
 
@@ -190,19 +193,23 @@ class EmbeddingFactors:
         """Return an upper bound of the norm of the block, 0 where it is."""
         return {self.weight: torch.linalg.vector_norm(self.D)}
 
-    def gram(self) -> Tensor:
+    def gram(self, products: Products) -> Tensor:
         """Return the sum of D D^T over pairs of places that read the same entry."""
         dtype = product_dtype(self.D.dtype)
-        return _gram(
-            self.D, lambda rows: (self.tokens[rows][:, :, None, None] == self.tokens[None, None]).to(dtype)
-        )
+
+        def similarity(rows: slice) -> Tensor:
+            return (self.tokens[rows][:, :, None, None] == self.tokens[None, None]).to(dtype)
+
+        return _gram(self.D, similarity, products)
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the sum over places of D . (entry read)."""
         read = direction[self.weight].to(product_dtype(self.D.dtype))[self.tokens]
         return (_product(self.D) * read.unsqueeze(1)).sum(dim=(2, 3))
 
-    def add_vjp_(self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float]) -> None:
+    def add_vjp_(
+        self, out: Mapping[str, Tensor], D: Tensor, scales: Mapping[str, float], _: Products
+    ) -> None:
         """Add D [b T, F] from `weighted`, times the scale, to the entries that were read."""
         table = out[self.weight]
         table.index_add_(0, self.tokens.flatten(), D.to(table.dtype), alpha=scales[self.weight])
@@ -231,18 +238,18 @@ def is_cheaper(b: int, k: int, T: int, num_inputs: int, num_outputs: int) -> boo
     return T == 1 or as_factors < as_rows
 
 
-def _gram(D: Tensor, similarity: Callable[[slice], Tensor]) -> Tensor:
+def _gram(D: Tensor, similarity: Callable[[slice], Tensor], products: Products) -> Tensor:
     """Return the sum over t, s of similarity[i, t, i', s] D[i, j, t] . D[i', j', s] as [b k, b k]."""
     D = _product(D)
     b, k, T, _ = D.shape
     if T == 1:
-        pairs = _inner_products(D[:, :, 0], D[:, :, 0])
+        pairs = _pairs(D[:, :, 0], slice(None), products)
         return pairs.mul_(similarity(slice(None))).view(b * k, b * k)
     step = max(1, MOST_PAIRS // (b * k * k * T * T))
     parts = []
     for start in range(0, b, step):
         rows = slice(start, min(start + step, b))
-        pairs = _inner_products(D[rows], D)  # [i, j, t, i', j', s]
+        pairs = _pairs(D, rows, products)  # [i, j, t, i', j', s]
         same = similarity(rows)
         if same.ndim:
             same = same[:, None, :, :, None, :]
@@ -251,10 +258,12 @@ def _gram(D: Tensor, similarity: Callable[[slice], Tensor]) -> Tensor:
     return torch.cat(parts).reshape(b * k, b * k)
 
 
-def _inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return the inner products of all vectors, which lie along the last dimension, of one tensor with another's."""
-    product = left.reshape(-1, left.shape[-1]) @ right.reshape(-1, right.shape[-1]).T
-    return product.view(*left.shape[:-1], *right.shape[:-1])
+def _pairs(X: Tensor, rows: slice, products: Products) -> Tensor:
+    """Return the inner products of the vectors X[i, ...], along the last dimension, for i in `rows` with all others."""
+    left, all_ = X[rows], X.reshape(-1, X.shape[-1])
+    whole = len(left) == len(X)
+    product = products.inner_products(all_) if whole else left.reshape(-1, X.shape[-1]) @ all_.T
+    return product.view(*left.shape[:-1], *X.shape[:-1])
 
 
 def weighted(factors: Factors, u: Tensor) -> Tensor:

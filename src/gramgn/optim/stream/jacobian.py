@@ -89,7 +89,7 @@ class HeldJacobian:
             for blocks in parts.small:
                 pulled |= blocks.pulled(u, parts.products)
             for factors, D in of_factors:
-                factors.add_vjp_(out, D, scales)
+                factors.add_vjp_(out, D, scales, parts.products)
         by_scale: dict[float, list[str]] = {}
         for name in pulled:
             by_scale.setdefault(scales[name], []).append(name)

@@ -97,6 +97,31 @@ class Products:
         for half in (first, second):
             self._add_gram_(G[half, half], rows[half])
 
+    def inner_products(self, rows: Tensor) -> Tensor:
+        """Return rows rows^T in the dtype of rows [n, size]."""
+        if self.is_fast(rows):
+            return self.gram(rows[None]).to(rows.dtype)
+        return rows @ rows.T
+
+    def is_fast(self, *tensors: Tensor) -> bool:
+        """Return whether there is something faster for products of these tensors than torch's own."""
+        if self.kernels is not None:
+            return serves(*tensors)
+        is_served = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        return self.library == ONEDNN and is_served and _has_onednn()
+
+    def transposed_times(self, a: Tensor, c: Tensor) -> Tensor:
+        """Return a^T c, contiguous, for a [n, size] and c [n, other size]."""
+        if not self.is_fast(a, c):
+            return a.T @ c
+        if self.kernels is None:
+            return _by_onednn(a.T.contiguous(), c.T.contiguous())
+        # The gradient of a pointwise convolution's weight for one sample with n places.
+        rows = a.new_empty(1, a.shape[1] * c.shape[1])
+        x, grad = (t.T.reshape(1, t.shape[1], 1, len(t)) for t in (a, c))
+        self.kernels.conv_weight(x, grad, rows, kernel_size=(1, 1))
+        return rows.view(a.shape[1], c.shape[1])
+
     def vector_times_rows(self, u: Tensor, rows: Tensor) -> Tensor:
         """Return u^T rows [parts, size] for u [n] and rows [parts, n, size]."""
         if self.kernels is not None and serves(rows):

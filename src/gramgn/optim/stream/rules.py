@@ -51,14 +51,15 @@ class Rule:
         applies: Whether the rule covers this instance.
         factors: Given the module, x, the gradient, and the names in the model of weight and bias (None if not
             trained), returns the block as outer products. None if the layer has no such form.
-        prefers_factors: Given the module, b, k and the shape of x, returns whether `factors` is cheaper.
+        prefers_factors: Given the module, b, k, the shape of x and the option `conv_path`, returns whether `factors` is
+            cheaper.
     """
 
     blocks: Callable[[nn.Module, Tensor, Tensor, frozenset[str], RuleMemory], Blocks]
     params: frozenset[str] = frozenset(("weight", "bias"))
     applies: Callable[[nn.Module], bool] = lambda module: True
     factors: Callable[[nn.Module, Tensor, Tensor, str | None, str | None], Factors] | None = None
-    prefers_factors: Callable[[nn.Module, int, int, tuple[int, ...]], bool] = lambda *_: False
+    prefers_factors: Callable[[nn.Module, int, int, tuple[int, ...], str], bool] = lambda *_: False
 
 
 def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory) -> Blocks:
@@ -83,7 +84,7 @@ def linear_factors(
     return LinearFactors(A, D.unsqueeze(1), weight, bias)
 
 
-def linear_prefers_factors(module: nn.Module, b: int, k: int, shape: tuple[int, ...]) -> bool:
+def linear_prefers_factors(module: nn.Module, b: int, k: int, shape: tuple[int, ...], _: str) -> bool:
     """Return whether factors take fewer multiplications than blocks for inputs of this shape."""
     layer = cast(nn.Linear, module)
     return is_cheaper(b, k, math.prod(shape[1:-1]), layer.in_features, layer.out_features)
@@ -107,7 +108,7 @@ def embedding_factors(
     return EmbeddingFactors(tokens, D.unsqueeze(1), weight)
 
 
-def embedding_prefers_factors(module: nn.Module, _: int, __: int, shape: tuple[int, ...]) -> bool:
+def embedding_prefers_factors(module: nn.Module, _: int, __: int, shape: tuple[int, ...], ___: str) -> bool:
     """Return whether the table has more entries than two samples have pairs of places."""
     return math.prod(shape[1:]) ** 2 < cast(nn.Embedding, module).num_embeddings
 
@@ -130,6 +131,32 @@ def convolution(
         x, padding = padded_input(conv, x.to(grad.dtype))
         blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.weight)
     return blocks
+
+
+def convolution_factors(
+    module: nn.Module, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
+) -> LinearFactors:
+    """Return the patches that a two-dimensional convolution multiplies, [b, T, C kernel], and the output gradient."""
+    conv = cast(nn.Conv2d, module)
+    _check_batched(x, 4)
+    x, padding = padded_input(conv, x.to(grad.dtype))
+    patches = functional.unfold(x, conv.kernel_size, conv.dilation, padding, conv.stride)
+    D = grad.flatten(2).transpose(1, 2).contiguous()
+    return LinearFactors(patches.transpose(1, 2).contiguous(), D.unsqueeze(1), weight, bias)
+
+
+def convolution_prefers_factors(
+    module: nn.Module, b: int, k: int, shape: tuple[int, ...], conv_path: str
+) -> bool:
+    """Return whether factors of patches take fewer multiplications than blocks, as for few places and many channels."""
+    conv = cast(_ConvNd, module)
+    if conv_path != "static" or len(shape) != 4 or conv.groups > 1:
+        return False
+    amount = conv._reversed_padding_repeated_twice
+    padded = [n + sum(amount[i : i + 2]) for n, i in zip(shape[2:], (2, 0), strict=True)]
+    sizes = zip(padded, conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    num_places = math.prod((n - d * (kernel - 1) - 1) // s + 1 for n, kernel, s, d in sizes)
+    return is_cheaper(b, k, num_places, conv.in_channels * math.prod(conv.kernel_size), conv.out_channels)
 
 
 # Normalised inputs are recomputed, not kept.
@@ -202,7 +229,8 @@ RULES: dict[type[nn.Module], Rule] = {
         factors=embedding_factors,
         prefers_factors=embedding_prefers_factors,
     ),
-    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), Rule(convolution)),
+    nn.Conv2d: Rule(convolution, factors=convolution_factors, prefers_factors=convolution_prefers_factors),
+    **dict.fromkeys((nn.Conv1d, nn.Conv3d), Rule(convolution)),
     nn.GroupNorm: Rule(group_norm),
     nn.LayerNorm: Rule(layer_norm),
     **dict.fromkeys(_INSTANCE_NORM_NDIM, Rule(instance_norm)),
