@@ -229,6 +229,7 @@ def test_ordinary_float32_tensors_are_served() -> None:
     assert seen == [False]
 
 
-def test_kernels_are_copied_by_their_name(form: Kernels) -> None:
+def test_kernels_are_copied_by_their_name(form: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
     assert copy.deepcopy(form) is form
     assert pickle.loads(pickle.dumps(form)) is form
