@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from gramgn import GramGaussNewton
-from gramgn.optim import Engine, Linearisation, Stream
+from gramgn.optim import Engine, Linearisation, Stream, Vmap
 from gramgn.optim.stream import StreamEngine
 
 # Some networks of the table contain modules without a rule on purpose.
@@ -320,13 +320,15 @@ def test_a_kernel_tied_between_two_kinds_of_convolution(strided_first: bool) -> 
     assert_right(Problem(model, (x,), torch.sin), Stream().build())
 
 
-def test_mixed_dtypes_are_not_taken_for_a_mixture() -> None:
+@pytest.mark.parametrize("options", [Stream(), Stream(chunk_size=2), Vmap()], ids=str)
+def test_a_part_in_float32_is_not_taken_for_a_mixture(options: Stream | Vmap) -> None:
     torch.manual_seed(0)
-    for first, last in ((torch.float32, torch.bfloat16), (torch.float64, torch.float32)):
-        a, b = nn.Linear(5, 6).to(first), nn.Linear(6, 1).to(last)
-        model = Of(lambda m, x, last=last: m.b(m.a(x).tanh().to(last)).double(), a=a, b=b)
-        x = torch.randn(6, 5, dtype=first)
-        of_model(model, lambda model=model, x=x: model(x))
+    a, b = nn.Linear(5, 6).double(), nn.Linear(6, 1)
+    model = Of(lambda m, x: m.b(m.a(x).tanh().float()).double(), a=a, b=b)
+    x = torch.randn(6, 5, dtype=torch.float64)
+    of_model(model, lambda: model(x), options.build())
+    model = Of(lambda m, x: (m.a(x).float() * 1.5).double(), a=a)
+    of_model(model, lambda: model(x), options.build())
 
 
 def test_decoupled_decay_with_low_memory_is_one_step() -> None:

@@ -227,6 +227,20 @@ def test_networks_in_half_precision_are_rejected(dtype: torch.dtype, options: St
         optimizer.step(lambda: model(torch.randn(4, 5, dtype=dtype)).float())
 
 
+def autocast(h: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (h @ torch.eye(4)).float()
+
+
+@pytest.mark.parametrize("options", [*ENGINES.values(), Loop()], ids=[*ENGINES, "loop"])
+@pytest.mark.parametrize(
+    "between", [lambda h: h.bfloat16().tanh().float(), lambda h: h.half().float(), autocast]
+)
+def test_half_precision_inside_a_forward_is_rejected(between, options: Stream | Vmap | Loop) -> None:
+    with pytest.raises(ValueError, match=r"computes in torch\.b?float16 inside its forward"):
+        take(1, two_layers(between).float(), options, torch.randn(6, 5))
+
+
 @pytest.mark.parametrize("chunk_size", [None, 3])
 @pytest.mark.parametrize("share", [0.3, 0.01])
 def test_mixing_is_not_taken_for_the_rounding_of_a_shorter_format(
@@ -306,6 +320,14 @@ def test_interaction_of_samples_is_rejected_in_the_first_step(between, options: 
     with pytest.raises(ValueError, match=MIXES):
         take(1, model, options, x)
     assert torch.equal(flat(model), before)
+
+
+@pytest.mark.parametrize("options", [Vmap(), Stream(chunk_size=1)], ids=str)
+def test_what_is_not_finite_for_one_sample_alone_is_rejected(options: Stream | Vmap) -> None:
+    """It looks like a step that is not finite, and is none."""
+    model = two_layers(lambda h: h / mixed(h.detach()).norm())
+    with pytest.raises(ValueError, match=MIXES):
+        take(1, model, options, torch.randn(6, 5, dtype=torch.float64))
 
 
 def test_an_operation_more_is_compared_at_once() -> None:

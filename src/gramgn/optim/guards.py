@@ -107,9 +107,17 @@ def check_parameters(params: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_derivatives(output: Tensor) -> None:
-    """Reject a graph whose gradients are no derivatives: autograd divides them by counts over the batch."""
-    seen, stack = set(), [output.grad_fn]
+def check_graph(output: Tensor, *, short: bool) -> float:
+    """Reject a graph that computes in half precision, or whose gradients are no derivatives.
+
+    Args:
+        output: The output with its graph.
+        short: Whether a shorter format was asked for.
+
+    Returns:
+        The relative precision of the least precise format in the graph.
+    """
+    dtypes, seen, stack = {output.dtype}, set(), [output.grad_fn]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
@@ -120,4 +128,14 @@ def check_derivatives(output: Tensor) -> None:
                 "an embedding with scale_grad_by_freq=True divides its gradients by the counts of its entries in the "
                 "batch, so they are no derivatives: set scale_grad_by_freq=False"
             )
+        dtypes |= {result.dtype for result in node._input_metadata}
         stack += [after for after, _ in node.next_functions]
+    precisions = {torch.finfo(dtype).eps: dtype for dtype in dtypes if dtype.is_floating_point}
+    coarsest = max(precisions, default=0.0)
+    if coarsest > torch.finfo(torch.float32).eps and not short:
+        raise ValueError(
+            f"the network computes in {precisions[coarsest]} inside its forward, in which J would lose the small "
+            "eigenvalues of G = J J^T: compute in float32, without autocast and conversions; to form J by autocast to "
+            "bfloat16, pass engine=Stream(jacobian_dtype='bfloat16')"
+        )
+    return coarsest
