@@ -34,7 +34,7 @@ from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.terms import Residual, Term, scales_of
 from gramgn.optim.vmap import buffers_kept
 
-CHUNK_BYTES = {"cpu": 2**30}
+CHUNK_BYTES = {"cpu": 2**29}
 """What one chunk of samples may allocate in total, most of which is released on the way; on other devices 4 GiB."""
 TILE = 128
 COLUMNS = 4096
