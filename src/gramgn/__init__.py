@@ -10,13 +10,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gramgn.optim import GramGaussNewton, Loop, SolveError, StepInfo, Stream, Term, Vmap
+    from gramgn.optim import GramGaussNewton, Loop, Rows, SolveError, StepInfo, Stream, Term, Vmap
 
 __version__ = "0.1.0"
-__all__ = ["GramGaussNewton", "Loop", "SolveError", "StepInfo", "Stream", "Term", "Vmap", "__version__"]
+__all__ = [
+    "GramGaussNewton",
+    "Loop",
+    "Rows",
+    "SolveError",
+    "StepInfo",
+    "Stream",
+    "Term",
+    "Vmap",
+    "__version__",
+]
 
 _HOME_OF = dict.fromkeys(
-    ("GramGaussNewton", "Loop", "SolveError", "StepInfo", "Stream", "Term", "Vmap"), "gramgn.optim"
+    ("GramGaussNewton", "Loop", "Rows", "SolveError", "StepInfo", "Stream", "Term", "Vmap"), "gramgn.optim"
 )
 
 

@@ -40,7 +40,7 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
             {"damping_convention": "average"},
             "damping_convention must be one of 'sum', 'mean', 'trace', got 'average'",
         ),
-        ({"engine": "magic"}, "engine must be one of 'stream', 'vmap', 'loop', got 'magic'"),
+        ({"engine": "magic"}, "engine must be one of 'stream', 'vmap', 'loop', 'rows', got 'magic'"),
         (
             {"engine": {"chunk_size": 0}},
             "chunk_size must be None, 'auto' or a whole number of at least 1, got 0",

@@ -129,8 +129,8 @@ def test_what_vmap_cannot_run_is_left_to_the_loop() -> None:
 
     with pytest.raises(RuntimeError) as caught:
         built(network()).step(terms=Term(branching, X))
-    assert "engine='loop'" in "".join(caught.value.__notes__)
-    info = built(network(), engine="loop").step(terms=Term(branching, X))
+    assert "engine='rows'" in "".join(caught.value.__notes__)
+    info = built(network(), engine="rows").step(terms=Term(branching, X))
     assert info.status == "cholesky"
 
 

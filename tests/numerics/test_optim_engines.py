@@ -24,7 +24,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton
-from gramgn.optim import CrossEntropy, Engine, Linearisation, Loop, Loss, SquaredError, Stream, Trained, Vmap
+from gramgn.optim import (
+    CrossEntropy,
+    Engine,
+    Linearisation,
+    Loop,
+    Loss,
+    Rows,
+    SquaredError,
+    Stream,
+    Trained,
+    Vmap,
+)
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()
@@ -32,7 +43,7 @@ SQUARED = SquaredError()
 # Some networks of the table contain modules without a rule on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
 
-Options = Stream | Vmap | Loop
+Options = Stream | Vmap | Loop | Rows
 ENGINES: dict[str, Options] = {
     "stream": Stream(),
     "stream_chunk_1": Stream(chunk_size=1),
@@ -43,6 +54,7 @@ ENGINES: dict[str, Options] = {
     "vmap": Vmap(),
     "vmap_chunk_4": Vmap(chunk_size=4),
     "loop": Loop(),
+    "rows": Rows(),
 }
 THREE = {"stream": Stream(), "vmap": Vmap(), "loop": Loop()}
 

@@ -15,7 +15,7 @@ what:
 
 from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt
 from gramgn.optim.closure import Trained
-from gramgn.optim.engines import Loop, LoopEngine, Stream, Vmap
+from gramgn.optim.engines import Loop, LoopEngine, Rows, RowsEngine, Stream, Vmap
 from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
 from gramgn.optim.guards import note_device
@@ -40,6 +40,8 @@ __all__ = [
     "Loss",
     "OneSample",
     "Reading",
+    "Rows",
+    "RowsEngine",
     "Solution",
     "SolveError",
     "SquaredError",

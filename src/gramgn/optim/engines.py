@@ -6,7 +6,8 @@ line in `ENGINES`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -15,13 +16,17 @@ from torch import Tensor, nn
 
 from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import BlockLinearisation, Engine
+from gramgn.optim.guards import check_modes
 from gramgn.optim.kernels import CHOICES, choose
-from gramgn.optim.losses import Loss
-from gramgn.optim.runtime import jacobian_eps
+from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.runtime import is_out_of_memory, jacobian_eps
 from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
 from gramgn.optim.verify import Comparison, Verifier
 from gramgn.optim.vmap import VmapEngine
+
+ROWS_AT_A_TIME = 16
+"""The number of rows whose backward passes `RowsEngine` batches; each holds the gradients of a whole batch."""
 
 JACOBIAN_DTYPES = (None, "bfloat16", torch.bfloat16)
 
@@ -117,20 +122,37 @@ class Loop:
         return LoopEngine()
 
 
-ENGINES: dict[str, type[Stream] | type[Vmap] | type[Loop]] = {
-    kind.name: kind for kind in (Stream, Vmap, Loop)
+@dataclass(frozen=True)
+class Rows:
+    """Form J by one batched backward pass per row over the whole graph of what the closure did.
+
+    It needs no samples: the closure may call the model several times, with any arguments, and use any part of what it
+    returns. Costs about n backward passes for n rows.
+    """
+
+    name: ClassVar[str] = "rows"
+
+    def build(self) -> Engine:
+        """Return such an engine."""
+        return RowsEngine()
+
+
+Options = Stream | Vmap | Loop | Rows
+
+ENGINES: dict[str, type[Stream] | type[Vmap] | type[Loop] | type[Rows]] = {
+    kind.name: kind for kind in (Stream, Vmap, Loop, Rows)
 }
 # The defaults of all options of all engines.
 _DEFAULTS = {field.name: field.default for kind in ENGINES.values() for field in fields(kind)}
 
 
-def engine_options(given: Any) -> Stream | Vmap | Loop:
+def engine_options(given: Any) -> Options:
     """Return the options of an engine.
 
     A mapping of fields, as a configuration holds it, may have options of other engines at their defaults; without a
     `name` it means `"stream"`.
     """
-    if isinstance(given, Stream | Vmap | Loop):
+    if isinstance(given, Options):
         return given
     mapping = given if isinstance(given, Mapping) else {"name": given}
     name = check_choice("engine", mapping.get("name", "stream"), tuple(ENGINES))
@@ -145,7 +167,7 @@ def engine_options(given: Any) -> Stream | Vmap | Loop:
     return kind(**{key: value for key, value in options.items() if key in own})
 
 
-def _names(kind: type[Stream] | type[Vmap] | type[Loop]) -> list[str]:
+def _names(kind: type[Stream] | type[Vmap] | type[Loop] | type[Rows]) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
@@ -162,17 +184,11 @@ class LoopEngine(Engine):
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
         """Call `closure` once and differentiate each of its residuals; see `Engine`."""
-        reading, num_samples = call_closure(model, closure, loss, plain_forward)
+        reading, num_samples = self._read(model, closure, loss)
         tensors = list(trained.params.values())
         rows = reading.differentiated.flatten()
         check = self._verifier.begin(tuple(trained.params), trained.params)
-        blocks = [param.new_empty(len(rows), param.numel()) for param in tensors]
-        for i, row in enumerate(rows):
-            slopes = torch.autograd.grad(
-                row, tensors, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            for block, slope in zip(blocks, slopes, strict=True):
-                block[i] = (slope.to_dense() if slope.is_sparse else slope).flatten()
+        blocks = self._blocks(rows, tensors)
         by_name = {name: block.unsqueeze(1) for name, block in zip(trained.params, blocks, strict=True)}
         if check is not None and check.is_needed(by_name):
             # Finds gradients that are no derivatives.
@@ -193,6 +209,71 @@ class LoopEngine(Engine):
             blocks=blocks,
             trained=trained,
         )
+
+    def _read(self, model: nn.Module, closure: Closure, loss: Loss) -> tuple[Reading, int]:
+        """Call the closure and return what was read, and the number of samples."""
+        return call_closure(model, closure, loss, plain_forward)
+
+    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return J by parameter, one backward pass after the other."""
+        blocks = [param.new_empty(len(rows), param.numel()) for param in params]
+        for i, row in enumerate(rows):
+            slopes = torch.autograd.grad(
+                row, params, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            for block, slope in zip(blocks, slopes, strict=True):
+                block[i] = (slope.to_dense() if slope.is_sparse else slope).flatten()
+        return blocks
+
+
+class RowsEngine(LoopEngine):
+    """Batches the backward passes of the loop, and lets the closure do what it wants with the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batched = True
+
+    def _read(self, model: nn.Module, closure: Closure, loss: Loss) -> tuple[Reading, int]:
+        """Call the closure as it is; the leading dimension of what it returns counts the samples."""
+        check_modes(next(model.parameters()).device)
+        returned = closure()
+        first = returned[0] if isinstance(returned, (tuple, list)) and returned else returned
+        num_samples = len(first) if isinstance(first, Tensor) and first.ndim else 1
+        return loss.read(returned, first, num_samples), num_samples
+
+    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+        """Return J by parameter, some rows at a time; from the first failure on, one by one."""
+        if self._batched:
+            try:
+                parts = [
+                    _batched_gradients(rows, params, start) for start in range(0, len(rows), ROWS_AT_A_TIME)
+                ]
+                return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self._batched = False
+                warnings.warn(
+                    "GramGaussNewton: engine='rows' cannot batch the backward passes of this network, and takes the "
+                    f"rows one by one, as engine='loop' does ({str(error).splitlines()[0]})",
+                    RuntimeWarning,
+                    stacklevel=6,
+                )
+        return super()._blocks(rows, params)
+
+
+def _batched_gradients(rows: Tensor, params: Sequence[Tensor], start: int) -> list[Tensor]:
+    """Return the gradients of a range of rows, each [range, size]."""
+    stop = min(start + ROWS_AT_A_TIME, len(rows))
+    weights = rows.new_zeros(stop - start, len(rows))
+    weights[range(stop - start), range(start, stop)] = 1
+    slopes = torch.autograd.grad(
+        rows, params, weights, retain_graph=True, is_grads_batched=True, allow_unused=True
+    )
+    return [
+        param.new_zeros(stop - start, param.numel()) if slope is None else slope.reshape(stop - start, -1)
+        for slope, param in zip(slopes, params, strict=True)
+    ]
 
 
 def plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:

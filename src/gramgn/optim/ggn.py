@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt, Line, Outcome, Trial, make_acceptance
 from gramgn.optim.algorithm import LinearModel, Step, add_step_, linear_model, propose
 from gramgn.optim.closure import Closure, Trained, trainable
-from gramgn.optim.engines import Loop, Stream, Vmap, engine_options
+from gramgn.optim.engines import Options, Stream, engine_options
 from gramgn.optim.guards import (
     check_batch_statistics,
     check_model,
@@ -95,8 +95,9 @@ class GramGaussNewton(torch.optim.Optimizer):
         line_search: None (default), `"armijo"` or `Armijo(...)`: backtracking from lr; or a mapping of its fields;
             `"grid"` or `Grid(...)`: the best of lr, lr/2, lr/4, ... Momentum continues the part of d that was taken.
         engine: How J is formed. `"stream"` (default) or `Stream(...)`: layer by layer in one backward pass; `"vmap"` or
-            `Vmap(...)`: by `torch.func`; `"loop"` or `Loop()`: one backward pass per row, for tests and unusual
-            networks. Or a mapping of `name` and the fields of these.
+            `Vmap(...)`: by `torch.func`; `"rows"` or `Rows()`: one batched backward pass per row, whatever the
+            closure does; `"loop"` or `Loop()`: the same one by one, for tests. Or a mapping of `name` and the fields
+            of these.
 
     Attributes:
         counts: The number of `steps` in total, of each status of `StepInfo`, of `ill_conditioned` steps, of tries
@@ -129,7 +130,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         damping_warmup_factor: float = 10.0,
         max_step_norm: float | None = None,
         line_search: Armijo | Grid | Mapping[str, Any] | str | None = None,
-        engine: str | Stream | Vmap | Loop | Mapping[str, Any] = "stream",
+        engine: str | Options | Mapping[str, Any] = "stream",
     ) -> None:
         check_process()
         check_model(model)

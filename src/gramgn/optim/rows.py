@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn.optim.closure import Trained
-from gramgn.optim.engines import Loop, Stream, Vmap
+from gramgn.optim.engines import Loop, Options, Rows, Stream
 from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import Reading, mean_square
 from gramgn.optim.runtime import (
@@ -160,7 +160,7 @@ class Objective:
         trained: The parameters to train.
         terms: The terms.
         convention: The damping convention, which decides how rows are scaled.
-        engine: The options of the optimizer's engine. With `Loop`, samples are taken one by one, without
+        engine: The options of the optimizer's engine. With `Loop` or `Rows`, samples are taken one by one, without
             `torch.func.vmap`. Without a `chunk_size`, as many at a time as fit into `CHUNK_BYTES`.
         memory: Where J is held.
 
@@ -174,7 +174,7 @@ class Objective:
         trained: Trained,
         terms: Sequence[Term],
         convention: str,
-        engine: Stream | Vmap | Loop,
+        engine: Options,
         memory: RowMemory,
     ) -> None:
         if isinstance(engine, Stream) and (engine.low_memory or engine.jacobian_dtype is not None):
@@ -183,7 +183,7 @@ class Objective:
                 "jacobian_dtype=None"
             )
         self.model, self.trained, self.terms, self.memory = model, trained, terms, memory
-        self.samplewise = isinstance(engine, Loop)
+        self.samplewise = isinstance(engine, (Loop, Rows))
         chunk_size = getattr(engine, "chunk_size", None)
         self.chunk_size = chunk_size if isinstance(chunk_size, int) else None
         self.num_samples = sum(term.num_samples for term in terms)
@@ -394,7 +394,7 @@ def _explained(term: Term) -> Iterator[None]:
         yield
     except RuntimeError as error:
         error.add_note(
-            f"This came from term {term.name!r}, which torch.func runs for all samples at once; engine='loop' "
+            f"This came from term {term.name!r}, which torch.func runs for all samples at once; engine='rows' "
             "calls it for one sample after the other, without torch.func.vmap, which is slow."
         )
         raise
