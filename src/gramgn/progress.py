@@ -16,9 +16,9 @@ T = TypeVar("T")
 def say(message: str) -> None:
     """Write one plain line to stderr, above a progress bar if one is drawn.
 
-    If stderr is closed (`2>&1 | head`), the work continues: what matters is on disk.
+    If stderr is closed (`2>&1 | head`) or a file on a full disk, the work continues: what matters is in the records.
     """
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         tqdm.write(message, file=sys.stderr)
 
 

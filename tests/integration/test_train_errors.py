@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from house import BLOBS, SMALL, Call, House, read_run
+
+from gramgn.records import RunFolder
+from gramgn.training import Reporter
 
 CASES = {
     "a misspelt key": (["optimizer.lamda=9"], ["'optimizer.lamda'", "did you mean 'optimizer.lam'"]),
@@ -286,11 +294,6 @@ def test_a_full_disk_is_one_message(
     call: Call, house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """T06: the disk fills up while a checkpoint is written: exit 2, the epochs before it are whole."""
-    import errno
-    import os
-
-    import torch
-
     save, calls = torch.save, []
 
     def full_at_the_second(content: object, path: Path) -> None:
@@ -308,3 +311,88 @@ def test_a_full_disk_is_one_message(
     assert read_run(folder)["state"] == "failed"
     monkeypatch.undo()
     assert torch.load(folder / "checkpoints" / "last.pt")["epoch"] == 1
+
+
+class SmallDisk:
+    """Lets files of a folder grow until it is full; from then on only what was deleted can be written again."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.capacity = folder, float("inf")
+        self.write, self.open = Path.write_bytes, Path.open
+        disk = self
+
+        def write_bytes(path: Path, data: bytes) -> int:
+            disk.check(path, len(data))
+            return disk.write(path, data)
+
+        def open_(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
+            if "a" in mode:
+                disk.check(path, 1)
+            return disk.open(path, mode, *more, **options)
+
+        monkeypatch.setattr(Path, "write_bytes", write_bytes)
+        monkeypatch.setattr(Path, "open", open_)
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    def check(self, path: Path, num_bytes: int) -> None:
+        if path.is_relative_to(self.folder) and self.used + num_bytes > self.capacity:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write does: without a name
+
+
+@pytest.mark.parametrize("first", ["metrics.csv", "log.txt"])
+def test_a_disk_that_stays_full_is_recorded_with_what_is_left(
+    call: Call, house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    """T06: run.json reports the failure, and the message names the file that could not be written."""
+    disk = SmallDisk(house.root / "outputs", monkeypatch)
+    append, epoch = RunFolder.append_metrics, Reporter.epoch
+
+    def fill(*_: Any) -> None:
+        disk.capacity = disk.used
+
+    monkeypatch.setattr(
+        RunFolder, "append_metrics", lambda *a: (append(*a), fill() if first == "log.txt" else None)
+    )
+    monkeypatch.setattr(Reporter, "epoch", lambda *a: (epoch(*a), fill() if first == "metrics.csv" else None))
+    assert call(*SMALL) == 2
+    message = capsys.readouterr().err
+    (folder,) = house.runs()
+    assert f"error: cannot write {folder / 'metrics.csv'}: No space left on device" in message
+    assert "Traceback" not in message
+    record = read_run(folder)
+    assert (record["state"], "No space left" in record["error"]["message"]) == ("failed", True)
+    assert not (folder / ".reserve").exists()
+    disk.capacity = float("inf")
+    assert call(f"resume={folder}") == 0
+    assert read_run(folder)["state"] == "done"
+
+
+def test_a_full_disk_under_a_sweep_names_the_file(
+    call: Call, house: House, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = SmallDisk(house.root / "outputs", monkeypatch)
+    disk.capacity = 0
+    monkeypatch.setattr(Path, "write_text", lambda path, text: path.write_bytes(text.encode()))
+    assert call(*SMALL, "seed=0,1", "name=full", multirun=True) == 2
+    message = capsys.readouterr().err
+    assert f"cannot write {house.root / 'outputs/sweeps/full/sweep.json'}: No space left on device" in message
+
+
+def test_a_run_whose_messages_go_to_a_full_disk_works(house: House) -> None:
+    """Messages are not worth more than the run; its records are elsewhere."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("needs Linux's /dev/full")
+    with full.open("w") as stream:
+        process = subprocess.run(
+            [sys.executable, str(house.root / "train.py"), *BLOBS, *SMALL, "trainer.epochs=1"],
+            cwd=house.root,
+            env=house.environment(),
+            stderr=stream,
+            check=False,
+        )
+    assert process.returncode == 0
+    assert read_run(house.runs()[0])["state"] == "done"

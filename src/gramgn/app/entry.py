@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ from gramgn.app.paths import repository, set_repository
 from gramgn.app.plan import Job, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
 from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
+from gramgn.progress import say
 from gramgn.stopping import StopRequested, raising_signals
 
 OTHER_LAUNCHER = (
@@ -94,7 +96,10 @@ def report_errors(task: Callable[[], int | None], config_name: str = "train") ->
         message = f"error: {explain(error, repository() / 'conf', sys.argv[1:], config_name)}"
     except OSError as error:
         code = 2
-        message = f"error: {error.strerror or error}: {error.filename or 'the working directory'}"
+        unnamed = (
+            "the working directory" if error.errno == errno.ENOENT else "where, the system does not report"
+        )
+        message = f"error: {error.strerror or error}: {error.filename or unnamed}"
     except JobFailedError as error:
         code, message = 1, str(error)
     except StopRequested as error:
@@ -105,7 +110,7 @@ def report_errors(task: Callable[[], int | None], config_name: str = "train") ->
         code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
         what = "the sweeper gave up" if code == 1 else "the command line cannot be used"
         message = f"error: {what}: {first_line(error)}"
-    print(message, file=sys.stderr)
+    say(message)
     return code
 
 
@@ -136,7 +141,7 @@ def run_job(config: DictConfig) -> float | None:
         record = train(job)
     except Exception as error:
         if isinstance(error, InputError | JobFailedError):
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}")
         else:  # a bug, ours or that of a user-defined class
             traceback.print_exception(error)
         sys.exit(outcome(error)[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import traceback
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -24,6 +25,7 @@ from gramgn.records import (
     portable,
     processor_name,
     start_record,
+    write_atomic,
 )
 from gramgn.stopping import StopRequested
 from gramgn.tracking import TrackingConfig, WandbMirror
@@ -32,10 +34,14 @@ from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
 LOG_FILE = "log.txt"
 # What may lie in a new run's folder: its process's output in a sweep, and leftovers of a start that was rejected.
 MAY_LIE_THERE = (OUTPUT_FILE, LOG_FILE, "wandb")
+RESERVE = ".reserve"
+RESERVE_BYTES = 64 * 1024
 
 
 class Recording:
     """Keeps run.json true, whatever happens, and closes the W&B mirror after the records are on disk.
+
+    Space for the last record is reserved while the run works, so that a disk that is full is recorded too.
 
     Args:
         folder: The run's folder, locked by the caller.
@@ -48,11 +54,15 @@ class Recording:
         self.reporter = Reporter(self.log, unit="")
         self.trainer: Trainer | None = None
         self.mirror = WandbMirror(folder, record, None, TrackingConfig("none"))
+        self._reserve = folder.path / RESERVE
+        write_atomic(
+            self._reserve, secrets.token_bytes(RESERVE_BYTES)
+        )  # no file system can compress that away
         folder.write_run(record)
 
     def log(self, line: str) -> None:
-        """Append a line to the run's log file."""
-        with (self.folder.path / LOG_FILE).open("a", encoding="utf-8") as file:
+        """Append a line to the run's log file; on a full disk it is lost, and the records will report that."""
+        with suppress(OSError), (self.folder.path / LOG_FILE).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def start_mirror(self, tracking: TrackingConfig) -> None:
@@ -71,6 +81,7 @@ class Recording:
         state, exit_code = outcome(error)
         self.reporter.close()
         entry = None
+        self._reserve.unlink(missing_ok=True)
         if error is not None:
             entry = {"type": type(error).__name__, "message": portable(str(error), repository())}
             is_bug = state == "failed" and not isinstance(error, InputError)

@@ -21,6 +21,7 @@ from typing import Any
 
 from gramgn.app import OUTPUT_FILE, Job, one_line_warning, set_repository
 from gramgn.errors import InputError, first_line
+from gramgn.progress import say
 from gramgn.records import RunFolder, idle_epochs_note, is_incidental, override_key
 from gramgn.stopping import StopRequested, raising_signals
 from gramgn.sweep.review import Cell
@@ -140,7 +141,7 @@ def _write_to(log: Path, command: str) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
-    print(f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {command}", file=sys.stderr)
+    say(f"--- {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: {command}")
 
 
 def _end_with_parent() -> None:
@@ -160,12 +161,12 @@ def _ended_by(error: BaseException) -> dict[str, Any]:
     state, exit_code = outcome(error)
     if isinstance(error, InputError):
         message = str(error)
-        print(f"error: {message}", file=sys.stderr)
+        say(f"error: {message}")
     elif isinstance(error, StopRequested | KeyboardInterrupt):
         message = str(error) or "stopped"
         state, exit_code = "interrupted", getattr(error, "exit_code", 130)
-        print(message, file=sys.stderr)
+        say(message)
     else:
         message = f"{type(error).__name__}: {first_line(error, 400)}"
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip("\n"))
     return {"state": state, "exit_code": exit_code, "message": message[:4000], "val_loss": None}

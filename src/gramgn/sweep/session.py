@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,8 @@ class Sweep:
             locked(file, f"{busy}, or stop it with: kill -INT {holder or '<its number>'}")
         )
         self._is_ours = True
-        file.write_text(f"{os.getpid()}\n")
+        with suppress(OSError):  # the number is for messages; a full disk is reported for sweep.json
+            file.write_text(f"{os.getpid()}\n")
         self._lock.callback(file.write_text, "")
         end = time.monotonic() + GRACE_S + 5
         while time.monotonic() < end and any(map(is_locked, self.folder.path.glob("*/.lock"))):

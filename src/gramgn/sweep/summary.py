@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gramgn.records import write_atomic
+
 
 def draw_heatmap(folder: Path, png: Path) -> bool:
     """Draw the heatmap of a sweep over lambda and alpha into a file; return whether it is such a sweep."""
@@ -15,5 +17,5 @@ def draw_heatmap(folder: Path, png: Path) -> bool:
     content = grids[0].render("png") if grids else {}
     if not content:
         return False
-    png.write_bytes(content["png"])
+    write_atomic(png, content["png"])
     return True
