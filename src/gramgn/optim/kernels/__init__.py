@@ -41,7 +41,8 @@ VARIABLE = "GRAMGN_KERNELS"
 _FOLDER = Path(__file__).parent
 _CODES = {"avx512": 2, "avx2": 1, "portable": 0}
 _NO_LIBRARY = (
-    "the compiled kernels are not built: install a C++ compiler (g++ or clang++) and run make kernels"
+    "the compiled kernels are not built: install a C++ compiler (g++ or clang++) and run make kernels, or pip install "
+    "again"
 )
 _SHAPE = ("b", "C", "H", "W", "F", "Ho", "Wo", "kh", "kw", "sh", "sw", "ph", "pw", "dh", "dw", "groups")
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
