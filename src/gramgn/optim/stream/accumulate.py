@@ -6,7 +6,7 @@ b samples, k residuals per sample; rows of J are ordered by (sample, residual).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -182,7 +182,7 @@ class Accumulator:
             return
         assert isinstance(factors, LinearFactors)
         for weight, bias in ((factors.weight, None), (None, factors.bias)):
-            part = LinearFactors(factors.A, factors.D, weight, bias)
+            part = replace(factors, weight=weight, bias=bias)
             self._add(self._group[weight or bias or ""], part.gram(self.products))
 
     def _add(self, group: int, product: Tensor) -> None:

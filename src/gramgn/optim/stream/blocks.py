@@ -122,7 +122,7 @@ def as_block(gradients: Tensor) -> Block:
 
 @dataclass
 class LinearFactors:
-    """A linear layer, or a convolution as a linear layer of patches, with the weight's trailing dimensions joined.
+    """A linear layer, or a convolution as a linear layer of patches.
 
     Row (i, j) of the weight is sum_t D[i, j, t] A[i, t]^T; of the bias, sum_t D[i, j, t].
     """
@@ -131,6 +131,7 @@ class LinearFactors:
     D: Tensor  # output gradients [b, k, T, F]
     weight: str | None  # its name in the model; None if it is not trained
     bias: str | None  # its name; None if there is none or it is not trained
+    layout: Layout | None = None  # the place of each entry of [F, in] in the weight; None: there
 
     def names(self) -> list[str]:
         """Return the names of the parameters."""
@@ -158,7 +159,7 @@ class LinearFactors:
         dtype = product_dtype(self.D.dtype)
         change = self.D.new_zeros((), dtype=dtype)
         if self.weight:
-            change = _product(self.A) @ direction[self.weight].to(dtype).flatten(1).T
+            change = _product(self.A) @ self._matrix(direction[self.weight].to(dtype)).T
         if self.bias:
             change = change + direction[self.bias].to(dtype)
         return (_product(self.D) * (change.unsqueeze(1) if change.ndim > 1 else change)).sum(dim=(2, 3))
@@ -169,12 +170,18 @@ class LinearFactors:
         """Add D^T A and the sum of D, times their scales, for D [b T, F] from `weighted`."""
         if self.weight:
             A, weight = _product(self.A).flatten(end_dim=1), out[self.weight]
-            if weight.dtype == A.dtype and weight.ndim == 2 and not products.is_fast(D, A):
+            if weight.dtype == A.dtype and not self.layout and not products.is_fast(D, A):
                 weight.addmm_(D.T, A, alpha=scales[self.weight])
             else:
-                weight.add_(products.transposed_times(D, A).view(weight.shape), alpha=scales[self.weight])
+                pulled = products.transposed_times(D, A)
+                pulled = self.layout.to_param(pulled.flatten()) if self.layout else pulled
+                weight.add_(pulled, alpha=scales[self.weight])
         if self.bias:
             out[self.bias].add_(D.sum(dim=0), alpha=scales[self.bias])
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        """Return the entries of the weight as [F, in]."""
+        return self.layout.from_param(weight).view(len(weight), -1) if self.layout else weight
 
 
 @dataclass
@@ -228,7 +235,7 @@ def joined(parts: Sequence[Factors]) -> Factors:
         tokens = torch.cat([part.tokens for part in parts if isinstance(part, EmbeddingFactors)])
         return EmbeddingFactors(tokens, D, first.weight)
     A = torch.cat([part.A for part in parts if isinstance(part, LinearFactors)])
-    return LinearFactors(A, D, first.weight, first.bias)
+    return LinearFactors(A, D, first.weight, first.bias, first.layout)
 
 
 def is_cheaper(b: int, k: int, T: int, num_inputs: int, num_outputs: int) -> bool:

@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from gramgn.optim.kernels import Kernels, serves
-from gramgn.optim.stream.blocks import Block, Layout, Memory, as_block
+from gramgn.optim.stream.blocks import Block, Layout, LinearFactors, Memory, as_block
 from gramgn.optim.stream.products import BLAS
 
 GROUPED_BYTES, COLUMNS_BYTES, STRIPS_BYTES = 4 * 2**20, 2 * 2**20, 24 * 2**20
@@ -147,10 +147,7 @@ def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
     )
     inner = padded[(slice(None), *(slice(p, p + n) for n, p in zip(shape, padding, strict=True)))]
     padded.zero_()
-    to_sample, to_row, to_column, to_channel = padded.stride()
-    along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
-    within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
-    patches = padded.as_strided((step, *plane, *kernel, C), (to_sample, *along, *within, to_channel))
+    patches = _patches(conv, padded, tuple(plane))
     copied = memory.buffers.get("columns", (step, num_places, size), x)
     D = grad.permute(0, 2, 3, 1).reshape(b, num_places, F).transpose(1, 2)
     rows = memory.rows(1, F * size, x)
@@ -161,6 +158,28 @@ def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
         copied[:n].view(n, *plane, *kernel, C).copy_(patches[:n])
         torch.bmm(D[start : start + n], copied[:n], out=block[start : start + n])
     return Block(rows, Layout((F, *kernel, C), (0, 3, 1, 2)))
+
+
+def _patches(conv: _ConvNd, padded: Tensor, plane: tuple[int, ...]) -> Tensor:
+    """Return the patches [n, *plane, *kernel, C] of padded pixels [n, H, W, C], a view."""
+    to_sample, to_row, to_column, to_channel = padded.stride()
+    along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
+    within = [step * n for step, n in zip((to_row, to_column), conv.dilation, strict=True)]
+    sizes = (len(padded), *plane, *conv.kernel_size, padded.shape[3])
+    return padded.as_strided(sizes, (to_sample, *along, *within, to_channel), padded.storage_offset())
+
+
+def patch_factors(
+    conv: _ConvNd, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
+) -> LinearFactors:
+    """Return the block of a plane's convolution as that of a linear layer with patches for inputs."""
+    x, (height, width) = padded_input(conv, x.to(grad.dtype))
+    pixels, D = (t.permute(0, 2, 3, 1) for t in (x, grad))
+    padded = functional.pad(pixels, (0, 0, width, width, height, height)).contiguous()
+    b, *plane, F = D.shape
+    A = _patches(conv, padded, tuple(plane)).reshape(b, math.prod(plane), -1)
+    layout = Layout((F, *conv.kernel_size, x.shape[1]), (0, 3, 1, 2))
+    return LinearFactors(A, D.reshape(b, 1, -1, F), weight, bias, layout)
 
 
 def pointwise(conv: _ConvNd, x: Tensor, grad: Tensor, _: tuple[int, ...], memory: Memory) -> Block:

@@ -28,6 +28,10 @@ LONG, PIECE = 2**18, 2**15
 """Rows of more than LONG columns are multiplied in pieces of PIECE columns; longer sums lose digits in float32."""
 
 
+MOST_LOST = 64.0
+"""Ratio of a mean square to a variance up to which the variance may be formed from it."""
+
+
 @cache
 def _has_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
@@ -147,6 +151,30 @@ class Products:
         if self.kernels is not None and d.ndim > 2 and serves(d, x):
             return self.kernels.channel_dots(d.movedim(1, -1), x.movedim(1, -1))
         return (d.flatten(2) * x.flatten(2)).sum(dim=2) if d.ndim > 2 else d * x
+
+    def group_norm_dots(self, d: Tensor, x: Tensor, num_groups: int, eps: float) -> Tensor | None:
+        """Return `channel_dots` of d and x after group normalisation, or None where that takes the normalised x.
+
+        It follows from sums over each channel, as in torch's own derivative, unless their differences lose digits.
+        """
+        if self.kernels is None or x.ndim < 3 or not serves(d, x):
+            return None
+        b, size = len(x), x[0, 0].numel() * (x.shape[1] // num_groups)
+        first, second = (
+            self._by_group(t, num_groups) / size for t in (self.channel_sums(x), self.channel_dots(x, x))
+        )
+        variance = second - first.square() + eps
+        if not bool((second <= MOST_LOST * variance).all()):
+            return None
+        dots, sums = (
+            t.double().view(b, num_groups, -1) for t in (self.channel_dots(d, x), self.channel_sums(d))
+        )
+        scaled = (dots - first * sums) * variance.rsqrt()
+        return scaled.view(b, -1).to(d.dtype)
+
+    @staticmethod
+    def _by_group(sums: Tensor, num_groups: int) -> Tensor:
+        return sums.double().view(len(sums), num_groups, -1).sum(dim=2, keepdim=True)
 
 
 def _by_blas(a: Tensor, b: Tensor) -> Tensor:

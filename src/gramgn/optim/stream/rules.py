@@ -28,7 +28,7 @@ from gramgn.optim.stream.blocks import (
     Memory,
     is_cheaper,
 )
-from gramgn.optim.stream.conv import ConvPaths, padded_input
+from gramgn.optim.stream.conv import ConvPaths, padded_input, patch_factors
 from gramgn.optim.stream.products import Products
 
 
@@ -136,13 +136,9 @@ def convolution(
 def convolution_factors(
     module: nn.Module, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
 ) -> LinearFactors:
-    """Return the patches that a two-dimensional convolution multiplies, [b, T, C kernel], and the output gradient."""
-    conv = cast(nn.Conv2d, module)
+    """Return the patches of a convolution's input and the output gradient."""
     _check_batched(x, 4)
-    x, padding = padded_input(conv, x.to(grad.dtype))
-    patches = functional.unfold(x, conv.kernel_size, conv.dilation, padding, conv.stride)
-    D = grad.flatten(2).transpose(1, 2).contiguous()
-    return LinearFactors(patches.transpose(1, 2).contiguous(), D.unsqueeze(1), weight, bias)
+    return patch_factors(cast(_ConvNd, module), x, grad, weight, bias)
 
 
 def convolution_prefers_factors(
@@ -166,10 +162,13 @@ def group_norm(
     module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
 ) -> Blocks:
     """Return the blocks [b, C] of group normalisation of x [b, C, ...]."""
-    norm, x = cast(nn.GroupNorm, module), x.to(grad.dtype)
-    return _by_channel(
-        functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names, memory.weight.products
-    )
+    norm, x, products = cast(nn.GroupNorm, module), x.to(grad.dtype), memory.weight.products
+    if (
+        "weight" in names
+        and (weight := products.group_norm_dots(grad, x, norm.num_groups, norm.eps)) is not None
+    ):
+        return {"weight": weight, **({"bias": products.channel_sums(grad)} if "bias" in names else {})}
+    return _by_channel(functional.group_norm(x, norm.num_groups, eps=norm.eps), grad, names, products)
 
 
 def instance_norm(
