@@ -9,6 +9,7 @@ what:
 - `spring`: SPRING momentum and weight decay inside the solve, one shift
 - `ggn`: the optimizer itself; `settings`, `state`, `info`: its hyper-parameters, `state_dict` and `StepInfo`
 - `engines`, `stream`, `vmap`: how J is formed; `closure`: how the user's closure is called
+- `kernels`: the compiled kernels of the CPU, and how they are chosen
 - `terms`, `rows`: residuals of any kind, and how their J is formed
 - `losses`; `acceptance`: Levenberg-Marquardt and Armijo; `guards`: what is rejected; `runtime`: torch and the machine
 """
