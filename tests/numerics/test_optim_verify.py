@@ -322,6 +322,19 @@ def test_interaction_of_samples_is_rejected_in_the_first_step(between, options: 
     assert torch.equal(flat(model), before)
 
 
+@pytest.mark.parametrize("options", [Stream(), Vmap()], ids=["stream", "vmap"])
+def test_a_network_that_counts_its_calls_is_taken(options: Stream | Vmap) -> None:
+    """A comparison runs each pass from the same state."""
+
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        m.calls += 1
+        return m.calls * m.b(m.a(x).tanh())
+
+    model = Of(forward, a=nn.Linear(5, 4), b=nn.Linear(4, 1), calls=0).double()
+    take(3, model, options, torch.randn(6, 5, dtype=torch.float64))
+    assert model.calls == 3
+
+
 @pytest.mark.parametrize("options", [Vmap(), Stream(chunk_size=1)], ids=str)
 def test_what_is_not_finite_for_one_sample_alone_is_rejected(options: Stream | Vmap) -> None:
     """It looks like a step that is not finite, and is none."""

@@ -148,7 +148,7 @@ class Comparison:
         device = next(iter(params.values())).device
         self.weights = probe_weights(b * k, device).view(b, k)
         self.pulled: dict[str, Tensor] = {}
-        self.restart: Callable[[], None] = lambda: None  # called by an engine before each part of the batch
+        self.state: Snapshot | None = None  # that an engine restores which runs the batch in parts
         self._params = params
         self.eps = max(eps, *(torch.finfo(param.dtype).eps for param in params.values()))
         self._expected: dict[str, Tensor] = {}
@@ -241,7 +241,7 @@ def verify(
                 _check_outputs(expected, model, b)
                 comparison.expect(expected, slopes)
                 state.restore()
-                comparison.restart = state.restore_python
+                comparison.state = state
                 output = engine(batch.copy(), comparison)
             if not _equal(output.detach().reshape(b, -1), expected.detach().reshape(b, -1), comparison.eps):
                 raise ValueError(_other_outputs(model))
@@ -340,8 +340,8 @@ def _largest(tensor: Tensor) -> float:
 CAUSES = (
     "Either the network mixes samples (as in x - x.mean(dim=0), or by a leading dimension that is not the samples'): "
     "each output must depend on its own sample only. Or a tensor that all samples share has as many entries as the "
-    "batch and was split among the samples: pass it to the model at construction. Or the network draws random numbers "
-    "for each sample that are not torch's"
+    "batch and was split among the samples: pass it to the model at construction. Or its outputs change from call to "
+    "call, by a state that it keeps or by random numbers that are not torch's"
 )
 
 
@@ -356,6 +356,6 @@ def _wrong_jacobian(name: str, error: float) -> str:
     return (
         f"parameter '{name}': the Jacobian that the engine formed is not autograd's (relative error {error:.0e}). "
         f"{CAUSES}. Or the network uses the parameter in a way that this engine cannot follow (a module that passes "
-        "intermediate results to others, a state that changes from call to call, a gradient that is no derivative): "
-        "use another engine, engine='vmap' or engine='loop'"
+        "intermediate results to others, a gradient that is no derivative): use another engine, engine='vmap' or "
+        "engine='loop'"
     )

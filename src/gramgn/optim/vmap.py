@@ -90,13 +90,15 @@ class VmapEngine(Engine):
             return
         b = batch.size
         q = next(iter(blocks.values())).shape[1]
-        # A few parts, so that this J takes less memory than the one that is held.
-        step = min(self.chunk_size or b, -(-b // 4))
+        # Without chunks in a few parts, so that this J takes less memory than the one that is held.
+        step = self.chunk_size or -(-b // 4)
 
         def engine(batch: Batch, comparison: Comparison) -> Tensor:
             outputs = []
             for start in range(0, b, step):
-                comparison.restart()
+                if comparison.state is not None:
+                    # One pass starts from one state; what chunks leave behind, the next ones find.
+                    comparison.state.restore() if self.chunk_size is None else comparison.state.restore_python()
                 samples = range(start, min(start + step, b))
                 output, of_part = _outputs_and_jacobian(model, original, params, batch, step, samples)
                 comparison.pull(of_part, start)

@@ -323,8 +323,8 @@ class _InChunks(_Run):
         for start in range(0, batch.size, step):
             stop = min(start + step, batch.size)
             args, kwargs = batch.chunk(start, stop)
-            if sums is not None and sums.comparison is not None:
-                sums.comparison.restart()
+            if sums is not None and sums.comparison is not None and sums.comparison.state is not None:
+                sums.comparison.state.restore_python()
             try:
                 output = self.record(original, args, kwargs)
                 self.backward.start(output, stop - start, self.network)
