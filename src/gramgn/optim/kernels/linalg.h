@@ -174,7 +174,8 @@ INLINE void add_tile(const double* sums, int64_t n, int64_t i, int64_t j, double
 static int gram(int threads, const float* rows, int64_t stride, int64_t n, int64_t size, double* G) {
   const GramPlan plan(n, size);
   if (double(n) * n * size < 4e6) threads = 1;
-  threads = (int)min(threads, plan.panels);
+  // Each thread sums all tiles over its own panels, in memory that is held to the size of G and of the rows.
+  threads = (int)min(threads, min(plan.panels, 2 + 2 * size / n));
   Scratch scratch(threads * plan.scratch());
   if (!scratch.data) return 1;
   int used = 1;
