@@ -109,6 +109,18 @@ def test_every_kind_of_convolution(shape, form):
 
 
 @pytest.mark.parametrize("form", available())
+@pytest.mark.parametrize("winograd", [False, True])
+@pytest.mark.parametrize("size", [(8, 8), (48, 24)])
+def test_results_larger_than_a_cache(size, winograd, form):
+    """They are written past the cache."""
+    torch.manual_seed(4)
+    x, grad, options = _convolution(96, size, 128, (3, 3), 1, 1)
+    rows = torch.full((3, 9 * 96 * 128), torch.nan)
+    load(form).conv_weight(x, grad, rows, winograd=winograd, **options)
+    assert _error(rows, _reference(x, grad, **options)) < 4e-6
+
+
+@pytest.mark.parametrize("form", available())
 def test_random_shapes(form):
     """Odd sizes in all combinations."""
     torch.manual_seed(1)

@@ -15,7 +15,9 @@ struct Shares {
   const float *x, *d;
   float* out;
   int64_t out_stride, filters, panels, parts;  // filters: of a group, or of all where groups share vectors
-  int tile, failed;
+  int tile;
+  bool past_cache;
+  int failed;
 
   void operator()(int64_t thread, int64_t threads) {
     const int64_t units = s.b * parts, from = units * thread / threads, to = units * (thread + 1) / threads;
@@ -32,16 +34,27 @@ struct Shares {
       const int64_t f0 = panels * part / parts * 2 * L;
       const int64_t f1 = min(filters, panels * (part + 1) / parts * 2 * L);
       const auto sample = tile == 4 ? winograd<4> : tile == 2 ? winograd<2> : is_depthwise(s) ? depthwise : direct;
-      sample(s, x + n * s.H * s.W * s.C, d + n * s.Ho * s.Wo * s.F, out + n * out_stride, f0, f1, scratch.data);
+      sample(s, x + n * s.H * s.W * s.C, d + n * s.Ho * s.Wo * s.F, out + n * out_stride, f0, f1, scratch.data,
+             past_cache);
     }
+#if LANES > 4
+    if (past_cache) _mm_sfence();
+#endif
   }
 };
 
+#ifndef PAST_BYTES
+#define PAST_BYTES (1 << 20)
+#endif
 static int conv_weight(int threads, const float* x, const float* d, float* out, int64_t out_stride,
                        const Convolution& s, int use_winograd) {
   const int64_t filters = is_depthwise(s) ? s.F : s.F / s.groups, panels = ceil_div(filters, 2 * L);
   const int64_t parts = s.b < threads ? min(panels, ceil_div(threads, max(s.b, 1))) : 1;
-  Shares shares = {s, x, d, out, out_stride, filters, panels, parts, use_winograd ? tile_size(s) : 0, 0};
+  // Results that would fill the cache only to be evicted are written past it, which saves reading their lines first.
+  const int64_t size = s.kh * s.kw * s.C / s.groups * s.F;
+  const bool aligned = (uintptr_t)out % 64 == 0 && out_stride % 16 == 0 && s.F / s.groups % L == 0;
+  const bool past_cache = aligned && s.b * size * 4 > PAST_BYTES;
+  Shares shares = {s, x, d, out, out_stride, filters, panels, parts, use_winograd ? tile_size(s) : 0, past_cache, 0};
   parallel((int)min(threads, s.b * parts), shares);
   return shares.failed;
 }

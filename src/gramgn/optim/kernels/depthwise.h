@@ -7,7 +7,7 @@ constexpr int DEPTH_WIDTH = 2 * L, MOST_TAPS = (REGISTERS - 3) / 2;
 
 // out[t] (+)= sum over rows and places of the vectors A[r, i + t dilation] * B[r, i] for taps t < T.
 template <int T>
-NOINLINE void depthwise_taps(const Places& p, int64_t a_tap, const float* a, const float* b, const Block& out, bool add,
+NOINLINE void depthwise_taps(const Places& p, int64_t a_tap, const float* a, const float* b, const Block& out,
                              Ahead& ahead) {
   Vector sum[T][2] = {};
   for (int64_t r = 0; r < p.rows; ++r) {
@@ -25,14 +25,11 @@ NOINLINE void depthwise_taps(const Places& p, int64_t a_tap, const float* a, con
       bi += p.b_place;
     }
   }
-  UNROLL for (int t = 0; t < T; ++t) UNROLL for (int v = 0; v < 2; ++v) {
-    float* o = out.data + t * out.row + v * L;
-    store(o, add ? load(o) + sum[t][v] : sum[t][v]);
-  }
+  UNROLL for (int t = 0; t < T; ++t) UNROLL for (int v = 0; v < 2; ++v) out.put(t, v, sum[t][v]);
 }
 
 struct DepthwiseTable {
-  void (*of[MOST_TAPS + 1])(const Places&, int64_t, const float*, const float*, const Block&, bool, Ahead&);
+  void (*of[MOST_TAPS + 1])(const Places&, int64_t, const float*, const float*, const Block&, Ahead&);
   template <int T>
   constexpr void fill() {
     of[T] = depthwise_taps<T>;
@@ -52,7 +49,7 @@ INLINE int64_t depthwise_scratch(const Convolution& s) {
 
 // One sample, filters f0 .. f1.
 static void depthwise(const Convolution& s, const float* x, const float* d, float* out, int64_t f0, int64_t f1,
-                      float* scratch) {
+                      float* scratch, bool) {
   const int64_t m = s.F / s.C, rows = slab_rows(s), columns = slab_columns(s);
   float *sums = scratch, *packed_d = sums + MOST_TAPS * DEPTH_WIDTH;
   float* packed_x = packed_d + rows * (columns * DEPTH_WIDTH + PACKED_GAP);
@@ -75,12 +72,12 @@ static void depthwise(const Convolution& s, const float* x, const float* d, floa
             n = ceil_div(s.kw - w, left);
             ahead.lines = ceil_div(ahead.row_lines * n, ahead.row_sums);
             const float *a = X.at(in.from * s.sh + h * s.dh - s.ph, first + w * s.dw), *b = D.at(in.from, t.x0);
-            const Block block = {out + (h * s.kw + w) * s.F + f, s.F, L};
+            const Block block = {out + (h * s.kw + w) * s.F + f, s.F, L, add, false};
             if (whole_panel) {
-              DEPTHWISE.of[n](p, s.dw * X.step, a, b, block, add, ahead);
+              DEPTHWISE.of[n](p, s.dw * X.step, a, b, block, ahead);
             } else {
-              DEPTHWISE.of[n](p, s.dw * X.step, a, b, {sums, DEPTH_WIDTH, L}, false, ahead);
-              put(sums, n, 2, false, width, block, add);
+              DEPTHWISE.of[n](p, s.dw * X.step, a, b, {sums, DEPTH_WIDTH, L, false, false}, ahead);
+              put(sums, n, 2, false, width, block);
             }
           }
         }

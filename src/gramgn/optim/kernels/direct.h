@@ -98,13 +98,13 @@ INLINE int64_t packed_inputs(const Convolution& s) {
 INLINE int64_t direct_scratch(const Convolution& s) { return MOST_SUMS * L + packed_outputs(s) + packed_inputs(s); }
 
 // Sums [m, V vectors] to a block: `width` numbers of each vector or, in order, of all vectors.
-NOINLINE void put(const float* sums, int64_t m, int V, bool each, int64_t width, const Block& block, bool add) {
+NOINLINE void put(const float* sums, int64_t m, int V, bool each, int64_t width, const Block& block) {
   for (int64_t i = 0; i < m; ++i)
     for (int v = 0; v < V; ++v) {
       const float* from = sums + (i * V + v) * L;
       float* to = block.data + i * block.row + v * block.vector;
       const int64_t size = each ? width : min(L, width - v * L);
-      for (int64_t j = 0; j < size; ++j) to[j] = add ? to[j] + from[j] : from[j];
+      for (int64_t j = 0; j < size; ++j) to[j] = block.add ? to[j] + from[j] : from[j];
     }
 }
 
@@ -115,11 +115,12 @@ struct Panel {
   const Range columns;
   const int64_t width;
   float *out, *sums;
+  bool past_cache;
   Ahead& ahead;
 
   // Add rows y of D to kernel row h: V vectors of filters, or (by_rows) one vector of filters for V kernel rows from h
   // on, where vector v meets row y - v dh.
-  void product(int64_t h, int V, bool by_rows, Range y, bool add) const {
+  void product(int64_t h, int V, bool by_rows, Range y, bool add, bool last) const {
     const int64_t C = s.C / s.groups, size = joint(s) ? s.kw * C : C, taps = joint(s) ? 1 : s.kw;
     for (int64_t w = 0; w < taps; ++w) {
       const int64_t offset = w * s.dw - s.pw;
@@ -131,12 +132,12 @@ struct Panel {
       for (int64_t k = 0, m, left = ceil_div(size, most(V)); left > 0; --left, k += m) {
         m = ceil_div(size - k, left);
         ahead.lines = ceil_div(ahead.row_lines * m * V, ahead.row_sums);
-        const Block block = {out + ((h * s.kw + w) * C + k) * s.F, s.F, by_rows ? s.kw * C * s.F : L};
+        const Block block = {out + ((h * s.kw + w) * C + k) * s.F, s.F, by_rows ? s.kw * C * s.F : L, add, past_cache && last};
         if (width % L == 0) {
-          MICRO.of[V][m](p, a + k, b, block, add, ahead);
+          MICRO.of[V][m](p, a + k, b, block, ahead);
         } else {
-          MICRO.of[V][m](p, a + k, b, {sums, V * L, L}, false, ahead);
-          put(sums, m, V, by_rows, width, block, add);
+          MICRO.of[V][m](p, a + k, b, {sums, V * L, L, false, false}, ahead);
+          put(sums, m, V, by_rows, width, block);
         }
       }
     }
@@ -145,7 +146,7 @@ struct Panel {
 
 // What one slab adds to filters f0 .. f1 of one group; x, d and out begin at the group's channels and filters.
 static void direct_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out, int64_t f0,
-                        int64_t f1, bool add, float* scratch, Ahead& ahead) {
+                        int64_t f1, bool add, bool past_cache, float* scratch, Ahead& ahead) {
   const Range ys = {t.y0, t.y1}, xs = {t.x0, t.x1};
   float *sums = scratch, *packed_d = sums + MOST_SUMS * L, *packed_x = packed_d + packed_outputs(s);
   Plane X = {x, 0, s.W * s.C, s.C};
@@ -164,10 +165,10 @@ static void direct_slab(const Convolution& s, const Slab& t, const float* x, con
       const Range met = {max(0, own.from - offset(s.kh - 1)), min(s.Ho, own.to - offset(0))};
       D = pack(D, s.Wo, by_rows ? met : ys, xs, width, whole(width), packed_d);
     }
-    const Panel panel = {s, X, D, xs, width, out + f, sums, ahead};
+    const Panel panel = {s, X, D, xs, width, out + f, sums, past_cache, ahead};
     if (!by_rows) {
       for (int64_t h = 0; h < s.kh; ++h)
-        panel.product(h, width > L ? 2 : 1, false, inside(ys, s.sh, offset(h), s.H), add);
+        panel.product(h, width > L ? 2 : 1, false, inside(ys, s.sh, offset(h), s.H), add, true);
       continue;
     }
     for (int64_t h = 0, n; h < s.kh; h += n) {
@@ -175,12 +176,12 @@ static void direct_slab(const Convolution& s, const Slab& t, const float* x, con
       // Rows of X that meet all n kernel rows; then those before and behind, kernel row by kernel row.
       Range all = {max(own.from, offset(h + n - 1)), min(own.to, s.Ho + offset(h))};
       if (all.size() == 0) all = {own.to, own.to};
-      panel.product(h, n, true, {all.from - offset(h), all.to - offset(h)}, add);
+      panel.product(h, n, true, {all.from - offset(h), all.to - offset(h)}, add, false);
       for (int64_t i = h; i < h + n; ++i) {
         const Range before = {max(own.from, offset(i)), min(all.from, s.Ho + offset(i))};
         const Range behind = {max(all.to, offset(i)), min(own.to, s.Ho + offset(i))};
-        if (before.size()) panel.product(i, 1, false, {before.from - offset(i), before.to - offset(i)}, true);
-        if (behind.size()) panel.product(i, 1, false, {behind.from - offset(i), behind.to - offset(i)}, true);
+        if (before.size()) panel.product(i, 1, false, {before.from - offset(i), before.to - offset(i)}, true, false);
+        if (behind.size()) panel.product(i, 1, false, {behind.from - offset(i), behind.to - offset(i)}, true, false);
       }
     }
   }
@@ -197,7 +198,7 @@ INLINE Ahead next_slab(const Convolution& s, const Slab& t, const float* x, cons
 
 // One sample, filters f0 .. f1 of every group.
 static void direct(const Convolution& s, const float* x, const float* d, float* out, int64_t f0, int64_t f1,
-                   float* scratch) {
+                   float* scratch, bool past_cache) {
   const int64_t C = s.C / s.groups, F = s.F / s.groups;
   const int64_t rows = slab_rows(s), columns = slab_columns(s);
   const int64_t sums = s.kh * s.kw * s.C * ceil_div(f1 - f0, L);
@@ -206,6 +207,7 @@ static void direct(const Convolution& s, const float* x, const float* d, float* 
       const Slab t = {y, min(s.Ho, y + rows), i, min(s.Wo, i + columns)};
       Ahead ahead = next_slab(s, t, x, d, sums);
       for (int64_t g = 0; g < s.groups; ++g)
-        direct_slab(s, t, x + g * C, d + g * F, out + g * F, f0, f1, y > 0 || i > 0, scratch, ahead);
+        direct_slab(s, t, x + g * C, d + g * F, out + g * F, f0, f1, y > 0 || i > 0,
+                    past_cache && t.y1 == s.Ho && t.x1 == s.Wo, scratch, ahead);
     }
 }

@@ -11,6 +11,14 @@ typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_a
 
 INLINE Vector load(const float* p) { return *(const Unaligned*)p; }
 INLINE void store(float* p, Vector v) { *(Unaligned*)p = v; }
+// Past the cache, to an aligned address.
+#if LANES == 16
+INLINE void stream(float* p, Vector v) { _mm512_stream_ps(p, (__m512)v); }
+#elif LANES == 8
+INLINE void stream(float* p, Vector v) { _mm256_stream_ps(p, (__m256)v); }
+#else
+INLINE void stream(float* p, Vector v) { store(p, v); }
+#endif
 INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

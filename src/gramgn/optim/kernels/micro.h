@@ -10,10 +10,17 @@ struct Places {
   int64_t rows, places, a_row, a_place, b_row, b_place, b_vector;
 };
 
-// Where the sums go.
+// Where the sums go: whether they are added to what is there, and whether the result is written past the cache.
 struct Block {
   float* data;
   int64_t row, vector;
+  bool add, past_cache;
+
+  void put(int64_t m, int64_t v, Vector sum) const {
+    float* to = data + m * row + v * vector;
+    if (add) sum += load(to);
+    past_cache ? stream(to, sum) : store(to, sum);
+  }
 };
 
 // Memory that the next slab will need, requested a few lines per row while the present slab is computed: the
@@ -32,7 +39,7 @@ struct Ahead {
 };
 
 template <int M, int V>
-NOINLINE void micro(const Places& p, const float* a, const float* b, const Block& out, bool add, Ahead& ahead) {
+NOINLINE void micro(const Places& p, const float* a, const float* b, const Block& out, Ahead& ahead) {
   Vector sum[M][V] = {};
   for (int64_t r = 0; r < p.rows; ++r) {
     const float *ai = a + r * p.a_row, *bi = b + r * p.b_row;
@@ -49,13 +56,10 @@ NOINLINE void micro(const Places& p, const float* a, const float* b, const Block
       bi += p.b_place;
     }
   }
-  UNROLL for (int m = 0; m < M; ++m) UNROLL for (int v = 0; v < V; ++v) {
-    float* o = out.data + m * out.row + v * out.vector;
-    store(o, add ? load(o) + sum[m][v] : sum[m][v]);
-  }
+  UNROLL for (int m = 0; m < M; ++m) UNROLL for (int v = 0; v < V; ++v) out.put(m, v, sum[m][v]);
 }
 
-typedef void (*Micro)(const Places&, const float*, const float*, const Block&, bool, Ahead&);
+typedef void (*Micro)(const Places&, const float*, const float*, const Block&, Ahead&);
 
 // Largest M for V vectors, such that the sums, V vectors of B and one of A fit into the registers.
 constexpr int MOST_VECTORS = 3, MOST_SUMS = REGISTERS - 2;

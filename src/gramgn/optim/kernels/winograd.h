@@ -125,7 +125,7 @@ NOINLINE void transform_outputs(const Convolution& s, const float* d, int64_t ti
 // Sums of products, [point][channels, filters], to the gradient of these channels.
 template <int R>
 NOINLINE void transform_weights(const Convolution& s, const float* sums, int64_t point_step, int64_t channels,
-                                int64_t filters, float* out) {
+                                int64_t filters, float* out, bool past_cache) {
   constexpr int N = R + 2;
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t f = 0; f < filters; f += L, sums += L) {
@@ -139,7 +139,10 @@ NOINLINE void transform_weights(const Convolution& s, const float* sums, int64_t
       UNROLL for (int h = 0; h < 3; ++h) {
         Vector w[3];
         Winograd<R>::weights(w, half[h]);
-        UNROLL for (int i = 0; i < 3; ++i) store(out + ((h * 3 + i) * s.C + c) * s.F + f, w[i]);
+        UNROLL for (int i = 0; i < 3; ++i) {
+          float* to = out + ((h * 3 + i) * s.C + c) * s.F + f;
+          past_cache ? stream(to, w[i]) : store(to, w[i]);
+        }
       }
     }
 }
@@ -163,7 +166,7 @@ struct Plan {
 // One sample, filters f0 .. f1.
 template <int R>
 static void winograd(const Convolution& s, const float* x, const float* d, float* out, int64_t f0, int64_t f1,
-                     float* scratch) {
+                     float* scratch, bool past_cache) {
   constexpr int points = (R + 2) * (R + 2);
   const Plan p(s, R);
   float *xt = scratch, *dt = xt + points * p.x_step, *sums = dt + points * p.d_step, *columns = sums + points * p.sum_step;
@@ -188,10 +191,10 @@ static void winograd(const Convolution& s, const float* x, const float* d, float
             m = ceil_div(channels - k, left);
             ahead.lines = ceil_div(ahead.row_lines * m * V, ahead.row_sums);
             MICRO.of[V][m](places, xt + point * p.x_step + c + k, dt + point * p.d_step + f0 + f,
-                           {sums + point * p.sum_step + k * filters + f, filters, L}, row > 0, ahead);
+                           {sums + point * p.sum_step + k * filters + f, filters, L, row > 0, false}, ahead);
           }
         }
-      if (row + rows == p.tile_rows) transform_weights<R>(s, sums, p.sum_step, channels, filters, out + c * s.F + f0);
+      if (row + rows == p.tile_rows) transform_weights<R>(s, sums, p.sum_step, channels, filters, out + c * s.F + f0, past_cache);
     }
   }
 }
