@@ -172,6 +172,7 @@ INLINE void add_tile(const double* sums, int64_t n, int64_t i, int64_t j, double
 }
 
 static int gram(int threads, const float* rows, int64_t stride, int64_t n, int64_t size, double* G) {
+  if (n == 0 || size == 0) return 0;
   const GramPlan plan(n, size);
   if (double(n) * n * size < 4e6) threads = 1;
   // Each thread sums all tiles over its own panels, in memory that is held to the size of G and of the rows.
