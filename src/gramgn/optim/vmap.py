@@ -68,11 +68,15 @@ class VmapEngine(Engine):
 
         reading, num_samples = call_closure(model, closure, loss, run)
         slopes = slopes_of(reading, leaves[0], model)
+        k, q = slopes.shape[1:]
+        # Compared once: the host waits for the device.
+        if k != q or not bool((slopes == torch.eye(q, dtype=slopes.dtype, device=slopes.device)).all()):
+            of_outputs = {name: _chain(slopes, of_outputs.pop(name)) for name in params}
         return BlockLinearisation(
             reading=reading.detached(),
             num_samples=num_samples,
             eps=jacobian_eps(model, leaves[0].dtype, leaves[0].device),
-            blocks=[_chain(slopes, of_outputs.pop(name)) for name in params],
+            blocks=[of_outputs[name].flatten(end_dim=1) for name in params],
             trained=trained,
         )
 
@@ -217,10 +221,5 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
 
 
 def _chain(slopes: Tensor, block: Tensor) -> Tensor:
-    """Return rows (sample, residual) of dr/df df/dw: [b, k, q] times [b, q, size] gives [b k, size]."""
-    k, q = slopes.shape[1:]
-    if k == q and bool((slopes == torch.eye(q).to(slopes)).all()):
-        product = block
-    else:
-        product = block * slopes if k == q == 1 else slopes @ block
-    return product.flatten(end_dim=1)
+    """Return the rows dr/df df/dw: [b, k, q] times [b, q, size] gives [b, k, size]."""
+    return block * slopes if slopes.shape[1:] == (1, 1) else slopes @ block
