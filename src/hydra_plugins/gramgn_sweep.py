@@ -7,6 +7,7 @@ nothing heavy. `AxisSweeper` turns the command line into jobs, `IsolatedLauncher
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,8 @@ class IsolatedLauncher(Launcher):
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
         """Run jobs and return what Hydra's sweepers ask for.
 
-        A job that diverged has no value. One that failed raises `JobFailedError` when its value is asked for.
+        The value of a job that diverged is infinite: a search that only ever diverges ends like a grid that does.
+        One that failed raises `JobFailedError` when its value is asked for.
 
         Raises:
             InputError: Nothing can be run; nothing was changed on disk.
@@ -187,11 +189,12 @@ def _plain(value: Any) -> Any:
 def _job_return(cell: Cell, config: DictConfig, outcome: Outcome) -> JobReturn:
     is_done = outcome.state in ("done", "diverged")
     failure = JobFailedError(f"{cell.key} {outcome.state}: {outcome.words()}")
+    value = math.inf if outcome.state == "diverged" else outcome.val_loss
     return JobReturn(
         overrides=list(cell.job.overrides),
         cfg=config,
         working_dir=str(cell.folder),
         task_name="train",
         status=JobStatus.COMPLETED if is_done else JobStatus.FAILED,
-        _return_value=outcome.val_loss if is_done else failure,
+        _return_value=value if is_done else failure,
     )

@@ -101,7 +101,7 @@ class Search(Sweeper):
 def test_a_search_gets_the_best_validation_loss(
     call: Call, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep folder grows by a cell a launch; a trial that diverged has no value, as Optuna wants it."""
+    """A sweep folder grows by a cell per launch; the loss of a trial that diverged is infinite, which can be ranked."""
     module = ModuleType("hydra_plugins.somebody")
     monkeypatch.setattr(Search, "__module__", module.__name__)
     monkeypatch.setattr(module, "Search", Search, raising=False)
@@ -114,5 +114,5 @@ def test_a_search_gets_the_best_validation_loss(
     assert states(house, "named") == ["done", "diverged", "done"]
     values = [job.return_value for job in Search.returned]
     best = [read_run(cell.folder)["best"] for cell in sweep_of(house, "named").cells()]
-    assert values == [best[0]["val_loss"], None, best[2]["val_loss"]]
+    assert values == [best[0]["val_loss"], float("inf"), best[2]["val_loss"]]
     assert [Path(str(job.working_dir)).parent.name for job in Search.returned] == ["named"] * 3

@@ -29,6 +29,10 @@ CASES = {
     ),
     "a misspelt group": (["optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
     "a misspelt group with +": (["+optimiser=ggn"], ["'optimiser'", "did you mean 'optimizer'"]),
+    "a search without its extra": (
+        ["sweep=optuna_alpha", "hydra/sweeper=optuna"],
+        ["a search by Optuna needs the extra optuna: python -m pip install '.[optuna]'"],
+    ),
     "a misspelt choice": (
         ["optimizer=gnn"],
         [
@@ -96,9 +100,40 @@ CASES = {
     ),
     "batch statistics": (["model=resnet_bn"], ["statistics of the batch", "ResNetFixup", "ResNetGN"]),
     "a warm start from nowhere": (["init_from=outputs/runs/nothing"], ["there is no run folder", "nothing"]),
-    "a scale that is no word": (["trainer.scale=null"], ["trainer.scale=None must be a word"]),
+    "a scale that is no trainer": (
+        ["trainer.scale=foo"],
+        ["trainer.scale is the name of the chosen trainer", "trainer=<debug | laptop | paper>"],
+    ),
+    "an unknown policy for failures": (["on_failure=foo"], ["on_failure=foo: allowed are continue, stop"]),
     "far too many threads": (["trainer.threads=100000"], ["trainer.threads=100000 must be at most"]),
-    "no model": (["model=null"], ["cannot be used", "must be a string"]),
+    "no model": (["model=null"], ["model=null: model must not be removed. Choices: resnet18_gn, "]),
+    "an optimizer that was removed": (
+        ["~optimizer"],
+        ["~optimizer: optimizer must not be removed", "ggn_lm"],
+    ),
+    "an option of a section that is replaced": (
+        ["optimizer.engine=vmap", "optimizer.engine.chunk_size=2"],
+        [
+            "optimizer.engine=vmap replaces the whole section that optimizer.engine.chunk_size=2 is a part of",
+            "or give optimizer.engine.name=vmap",
+        ],
+    ),
+    "a section that replaces an option": (  # would silently drop it
+        ["optimizer.engine.chunk_size=2", "optimizer.engine=vmap"],
+        ["optimizer.engine=vmap replaces the whole section"],
+    ),
+    "a misspelt key in braces": (
+        ["optimizer={alhpa:1}"],
+        ["there is no 'optimizer.alhpa' (did you mean 'optimizer.alpha'?)"],
+    ),
+    "a misspelt choice of a subgroup": (
+        ["experiment=fig1/afad"],
+        ["there is no experiment=fig1/afad (did you mean 'fig1/afad_sgd_bn'?)", "ours/afad_ggn_spring_gn"],
+    ),
+    "an unknown key of Hydra": (
+        ["hydra.launcher.n_job=2"],
+        ["there is no 'hydra.launcher.n_job' (did you mean 'launcher.n_jobs'?)", "hydra.sweep.dir"],
+    ),
     "a key that was removed": (["~seed"], ["seed must not be removed"]),
     "a setting that was removed": (["~trainer.epochs"], ["trainer.epochs must not be removed"]),
     "images of enormous size": (

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gramgn.app.paths import repository
-from gramgn.errors import ConfigError, InputError, first_line, is_whole, nearest
+from gramgn.errors import ConfigError, InputError, checked_choice, first_line, is_whole, nearest
 from gramgn.records import override_key
 from gramgn.tracking import TrackingConfig
 
@@ -31,6 +31,7 @@ SOURCES = {
 PATHS = ("raw", "prepared")
 # Concerns a whole sweep, so that no run records it.
 SWEEP_ENTRIES = ("on_failure",)
+ON_FAILURE = ("continue", "stop")
 # Files in conf/ that follow from other choices, or from the machine.
 DERIVED_GROUPS = ("dataset_optimizer", "experiment_optimizer", "scale", "local")
 
@@ -61,13 +62,15 @@ def run_entries(container: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a resolved configuration that belong to one run.
 
     Raises:
-        ConfigError: A section that only sets other keys has an unknown key, or is not a mapping.
+        ConfigError: A section that only sets other keys has an unknown key, or is not a mapping; or `on_failure` has
+            an unknown value.
     """
     for section, names in {**SOURCES, "paths": PATHS}.items():
         given = container.get(section, {})
         if not isinstance(given, Mapping):
             raise ConfigError(f"{section}={given!r} must be a mapping of {', '.join(names)}")
         check_keys(section, given, names)
+    checked_choice("on_failure", container.get("on_failure", "continue"), ON_FAILURE)
     return {key: value for key, value in container.items() if key not in (*SOURCES, *SWEEP_ENTRIES)}
 
 
@@ -125,7 +128,7 @@ def check_doubled(overrides: Iterable[str]) -> None:
         overrides: The command line; a deleted key (`~key`) may be given again.
 
     Raises:
-        ConfigError: A key has two values.
+        ConfigError: A key has two values, or is given next to a value for the whole section that it belongs to.
     """
     given: dict[str, str] = {}
     for override in overrides:
@@ -133,6 +136,14 @@ def check_doubled(overrides: Iterable[str]) -> None:
         if not override.startswith("~") and given.setdefault(key, override) != override:
             raise ConfigError(
                 f"{key} is given twice: {given[key]} and {override}. Give it once, in a sweep with all of its values"
+            )
+    for key, override in given.items():
+        section = key.rpartition(".")[0]
+        if "." in section and section in given:
+            value = given[section].partition("=")[2]
+            hint = f", or give {section}.name={value}" if value.isalpha() else ""
+            raise ConfigError(
+                f"{given[section]} replaces the whole section that {override} is a part of: leave one of them out{hint}"
             )
 
 
@@ -153,6 +164,13 @@ def choices_of(hydra: Any) -> dict[str, str]:
         if option is not None and not str(group).startswith("hydra") and group not in DERIVED_GROUPS
     }
     _check_experiment(choices.get("experiment"), choices.get("optimizer"))
+    words: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    if any(override_key(word) == "trainer.scale" for word in words):
+        known = sorted(path.stem for path in (repository() / "conf" / "trainer").glob("*.yaml"))
+        raise ConfigError(
+            f"trainer.scale is the name of the chosen trainer, for records: give trainer=<{' | '.join(known)}>, or "
+            "single sizes such as trainer.epochs=5"
+        )
     scale, trainer = chosen.get("scale"), choices.get("trainer")
     if scale not in (None, trainer):  # records would name a scale that the run does not have
         raise ConfigError(

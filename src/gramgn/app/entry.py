@@ -18,7 +18,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gramgn.app.config import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
-from gramgn.app.hydra_errors import COMPOSITION_ERRORS, explain, from_hydra, search_path, split_config_dir
+from gramgn.app.hydra_errors import (
+    COMPOSITION_ERRORS,
+    explain,
+    from_hydra,
+    removed_group,
+    search_path,
+    split_config_dir,
+)
 from gramgn.app.paths import repository, set_repository
 from gramgn.app.plan import Job, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
@@ -107,9 +114,10 @@ def report_errors(task: Callable[[], int | None], config_name: str = "train") ->
     except Exception as error:
         if not from_hydra(error):
             raise
+        removed = removed_group(sys.argv[1:], repository() / "conf")
         code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
         what = "the sweeper gave up" if code == 1 else "the command line cannot be used"
-        message = f"error: {what}: {first_line(error)}"
+        message = f"error: {removed or f'{what}: {first_line(error)}'}"
     say(message)
     return code
 

@@ -10,10 +10,17 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from gramgn.errors import nearest
+from gramgn.app.config import check_doubled
+from gramgn.errors import ConfigError, nearest
+from gramgn.records import override_key
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
 # Names that other packages use for keys of this one.
+NEEDED_GROUPS = ("dataset", "model", "optimizer", "trainer", "tracking")
+HYDRA_KEYS = (
+    *("hydra.run.dir", "hydra.sweep.dir", "hydra.launcher.n_jobs", "hydra.launcher.threads_per_job"),
+    *("hydra.launcher.gpus", "hydra.sweeper.params", "hydra.sweeper.points", "hydra.sweeper.extend"),
+)
 SYNONYMS = {
     "learning_rate": "lr",
     "lambda": "lam",
@@ -34,8 +41,19 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
         config_name: The top-level file in `conf/`.
     """
     text = str(error)
+    if removed := removed_group(arguments, conf):
+        return removed
     if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match.group(1), conf, arguments, config_name)
+        try:
+            check_doubled(word for word in arguments if "=" in word and not word.startswith("-"))
+        except ConfigError as doubled:
+            return str(doubled)
+        # Of a mapping, 'optimizer={alhpa:1}', Hydra names the section, OmegaConf the key.
+        inner = getattr(error.__cause__, "full_key", None)
+        key = inner if isinstance(inner, str) and inner.startswith(f"{match.group(1)}.") else match.group(1)
+        return _unknown_key(key, conf, arguments, config_name)
+    if "'hydra/sweeper/optuna'" in text:
+        return "a search by Optuna needs the extra optuna: python -m pip install '.[optuna]'"
     if match := re.search(r"Could not find '([^']+)'", text):
         return _unknown_choice(match.group(1), [conf, *split_config_dir(arguments)[0]])
     if "Multiple values for" in text:
@@ -53,8 +71,28 @@ def from_hydra(error: BaseException) -> bool:
     return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "optuna")
 
 
+def removed_group(arguments: Sequence[str], conf: Path) -> str:
+    """Return a message for a group without which nothing can be composed (`~optimizer`, `optimizer=null`), or ""."""
+    for word in arguments:
+        key, _, value = word.partition("=")
+        group = key.lstrip("~")
+        options = (
+            sorted(path.stem for path in (conf / group).glob("*.yaml")) if group in NEEDED_GROUPS else []
+        )
+        if options and (key.startswith("~") or value == "null"):
+            return f"{word}: {group} must not be removed. Choices: {', '.join(options)}"
+    return ""
+
+
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
+    if group == "hydra":
+        names = [name.removeprefix("hydra.") for name in HYDRA_KEYS]
+        return (
+            f"there is no '{key}'{nearest(key.removeprefix('hydra.'), names)}. Keys that matter here: "
+            f"{', '.join(HYDRA_KEYS)}; "
+            "python train.py --cfg hydra shows all"
+        )
     if "/" in key and (conf / key).is_dir():
         top, _, rest = key.partition("/")
         options = [word.split("=", 1)[1] for word in arguments if word.lstrip("+").startswith(f"{key}=")]
@@ -102,7 +140,13 @@ def _keys_without(key: str, conf: Path, arguments: Sequence[str], config_name: s
     from omegaconf import DictConfig
 
     kept = [word.split(",")[0] for word in arguments if "=" in word and not word.startswith("-")]
-    kept = [word for word in kept if not word.lstrip("+~").startswith(key)]
+    # Also without the section of the key, given in braces: optimizer={alhpa:1}.
+    kept = [
+        word
+        for word in kept
+        if not word.lstrip("+~").startswith(key)
+        and not ("={" in word and key.startswith(f"{override_key(word)}."))
+    ]
     kept += search_path(split_config_dir(arguments)[0])
     GlobalHydra.instance().clear()
     try:
@@ -124,7 +168,9 @@ def search_path(folders: Sequence[Path]) -> list[str]:
 
 
 def _unknown_choice(choice: str, folders: Sequence[Path]) -> str:
-    group, _, option = choice.rpartition("/")
+    top = choice.partition("/")[0]
+    # An option may lie in a folder of its group (experiment=fig1/...); Hydra's own groups have two names.
+    group, _, option = choice.rpartition("/") if top == "hydra" else choice.partition("/")
     allowed = sorted(
         path.relative_to(folder / group).with_suffix("").as_posix()
         for folder in folders

@@ -69,14 +69,27 @@ def check_overrides(overrides: Sequence[Override]) -> None:
             raise ConfigError(
                 f"{line} names no values: give some, e.g. {key}=0.1,1,10, or search with sweep=optuna_alpha"
             )
-        values = Counter(override.sweep_string_iterator())
+        values = list(override.sweep_string_iterator())
         if not values:
             raise ConfigError(
                 f"{line} has no values, so that nothing would be run: glob() chooses among the names of files of a "
                 "group in conf/, and range(start, stop, step) ends before stop"
             )
-        if twice := [value for value, count in values.items() if count > 1]:
+        same: dict[Any, list[str]] = {}
+        for value in values:
+            same.setdefault(_meant(value), []).append(value)
+        if twice := [", ".join(dict.fromkeys(texts)) for texts in same.values() if len(texts) > 1]:
             raise ConfigError(f"{line} names {', '.join(twice)} more than once: name each value once")
+
+
+def _meant(text: str) -> Any:
+    """Return what the text of a value stands for, as far as two texts may stand for the same: 1, 1.0 and 1e0."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text.lower() if text.lower() in ("true", "false", "null") else text
 
 
 def with_points(points: Sequence[Command], grid: Sequence[Command], given: Sequence[str]) -> list[Command]:
