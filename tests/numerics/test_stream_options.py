@@ -233,6 +233,20 @@ def test_large_tables_and_linear_layers_are_not_expanded(model: nn.Module, x: Te
     assert watch.largest <= largest_weight
 
 
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize(("width", "k"), [(90, 1), (110, 3), (620, 1)])
+def test_wide_linear_layers_in_float32(width: int, k: int, kernels: str) -> None:
+    """Products of factors are formed in other ways from certain sizes on, with compiled kernels earlier."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, k, bias=False))
+    model[0].bias.requires_grad_(k > 1)
+    x, exact = torch.randn(128, width), copy.deepcopy(model).double()
+    G = of_model(model, lambda: model(x), Stream(kernels=kernels).build()).gram()[0]
+    expected = of_model(exact, lambda: exact(x.double()), Stream(kernels="off").build()).gram()[0]
+    assert relative_error(G, expected) < 1e-6
+    assert torch.equal(G, G.T)
+
+
 def test_modules_without_a_rule_are_named_once() -> None:
     model = nn.Sequential(
         nn.Linear(3, 4), nn.PReLU(4), nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 1)

@@ -187,8 +187,8 @@ def _scaled_norm(tensor: Tensor) -> float:
 
 def _sum_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
     dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    for other in {tensor.dtype for tensor in tensors}:
+        dtype = torch.promote_types(dtype, other)
     return dtype
 
 

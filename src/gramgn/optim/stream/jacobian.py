@@ -15,7 +15,7 @@ from torch import Tensor
 from gramgn.optim.closure import Trained
 from gramgn.optim.gram import symmetric
 from gramgn.optim.losses import Reading
-from gramgn.optim.runtime import full_precision_products
+from gramgn.optim.runtime import full_precision_products, product_dtype
 from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64
 from gramgn.optim.stream.blocks import weighted
 
@@ -80,6 +80,11 @@ class HeldJacobian:
     def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
         """Add J^T u, scaled per parameter, to `out`."""
         parts = self.accumulated
+        dtypes = {tensor.dtype for tensor in out.values()}
+        if len(dtypes) == 1:
+            # Once, and not for each parameter.
+            first = next(iter(out.values()))
+            u = u.to(first.device, product_dtype(first.dtype))
         with full_precision_products():
             # Everything that allocates memory precedes the first change of a parameter.
             of_factors = [(each, weighted(each, u.view(parts.b, parts.k))) for each in parts.factors.values()]
