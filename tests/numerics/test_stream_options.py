@@ -92,8 +92,10 @@ def test_auto_counts_what_autograd_saves(monkeypatch: pytest.MonkeyPatch) -> Non
         assert engine.state_dict()["samples_at_a_time"] == {b: expected}
 
 
-def test_auto_draws_no_random_numbers_from_the_user() -> None:
+def test_auto_leaves_no_trace_in_random_numbers_and_buffers() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)).double()
+    model.register_buffer("calls", torch.zeros(()))
+    model[1].register_forward_pre_hook(lambda *_: (model.calls.add_(1), None)[1])
     x = torch.ones(4, 4, dtype=torch.float64)
     engine = Stream(chunk_size="auto").build()
     residuals = []
@@ -101,6 +103,7 @@ def test_auto_draws_no_random_numbers_from_the_user() -> None:
         torch.manual_seed(3)
         residuals.append(of_model(model, lambda: model(x), engine).reading.residual)
     assert torch.equal(*residuals)
+    assert model.calls == 2
 
 
 def kept_bytes(run: Callable[[], object]) -> int:

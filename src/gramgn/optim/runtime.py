@@ -195,8 +195,7 @@ def _sum_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callable[[], Tensor]) -> int:
     """Return the number of samples, from 1 to all, whose activations fit into a quarter of the free memory.
 
-    Parameters and buffers of the model are in memory anyway and do not count. `forward_of_one` records gradients;
-    the random numbers that it draws are restored.
+    Parameters and buffers of the model are in memory anyway and do not count. `forward_of_one` records gradients.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     storages: dict[int, int] = {}
@@ -207,11 +206,7 @@ def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callabl
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with (
-        torch.random.fork_rng(devices=cards),
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-    ):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         device = forward_of_one().device
     return max(1, min(num_samples, free_bytes(device) // MEMORY_SHARE // max(1, sum(storages.values()))))
 

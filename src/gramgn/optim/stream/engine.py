@@ -33,6 +33,7 @@ from gramgn.optim.runtime import (
     samples_that_fit,
     span,
 )
+from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.backward import Backward, Memories, Network
 from gramgn.optim.stream.blocks import Buffers
@@ -105,9 +106,10 @@ class StreamEngine:
             assert isinstance(self.chunk_size, int)
             return self.chunk_size
         if batch.size not in self._fitting:
-            self._fitting[batch.size] = samples_that_fit(
-                batch.size, model, lambda: forward(batch.chunk(0, 1))
-            )
+            with Snapshot(model, next(model.parameters()).device).kept():
+                self._fitting[batch.size] = samples_that_fit(
+                    batch.size, model, lambda: forward(batch.copy().chunk(0, 1))
+                )
         return self._fitting[batch.size]
 
     def state_dict(self) -> dict[str, Any]:
@@ -337,6 +339,12 @@ class _InChunks(_Run):
                     self.backward.expect(sums.comparison, slopes, start)
                 with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
                     self.backward.run(slopes, sums, start)
+            except RuntimeError as error:
+                if stop - start < batch.size:
+                    error.add_note(
+                        f"The network ran on samples {start} to {stop - 1} of {batch.size} (chunk_size)."
+                    )
+                raise
             finally:
                 self.clear()
             outputs.append(output.detach().reshape(stop - start, *output.shape[1:]))
