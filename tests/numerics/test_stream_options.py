@@ -149,7 +149,7 @@ def test_probing_times_once_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     resumed.load_state_dict(engine.state_dict())
     linearised(problem, resumed)
     # A choice that does not apply here is not trusted.
-    resumed.load_state_dict({"conv_paths": dict.fromkeys(choices, "gone"), "samples_at_a_time": {}})
+    resumed.load_state_dict(engine.state_dict() | {"conv_paths": dict.fromkeys(choices, "gone")})
     with pytest.raises(AssertionError, match="timed again"):
         linearised(problem, resumed)
 
