@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Problem, flattened
+from cases import CASES_BY_NAME, Problem, flattened
 from dense import Dense, relative_error, split_groups
 from test_optim_variants import PLAIN, VARIANTS
 from torch import Tensor, nn
@@ -311,6 +311,48 @@ def test_one_term_of_weight_1_is_the_closure(outputs: int, convention: str) -> N
         assert torch.allclose(a.gram, b.gram, rtol=1e-10, atol=1e-12)
         assert torch.allclose(a.terms[0].residual, b.residual, rtol=1e-10, atol=1e-12)
     assert relative_error(where(one), where(other), torch.zeros(())) < 1e-12
+
+
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
+@pytest.mark.parametrize("engine", ["stream", "vmap", "rows", Stream(chunk_size=2)])
+@pytest.mark.parametrize(
+    "name", ["mlp_three_outputs", "mlp_fewer_residuals", "tokens", "convolutions", "functional_parameters"]
+)
+def test_closures_among_the_terms(name: str, engine: Any) -> None:
+    """They go through the optimizer's engine, and weigh what a function of their samples weighs."""
+    problem, twin = CASES_BY_NAME[name].make(), CASES_BY_NAME[name].make()
+    x = problem.args[0][:2]
+
+    def penalty(u: Any, x: Tensor) -> Tensor:
+        return 0.1 * u.norm.weight if name == "tokens" else u(x).flatten()[0] ** 2
+
+    class Both(Problem):
+        def residual_at(self, flat: Tensor) -> Tensor:
+            state = dict(zip(self.trained().params, self.split(flat), strict=True))
+            of_closure = math.sqrt(3.0 / len(self.args[0])) * super().residual_at(flat)
+            rows = residuals_of(self.model, state, Term(penalty, x))
+            return torch.cat([math.sqrt(0.5 / 2) * torch.cat(rows), of_closure])
+
+    options = {"lam": 1.2, "alpha": 0.1, "momentum": 0.9, "damping_convention": "mean"}
+    optimizer = GramGaussNewton(problem.model, **options, engine=engine)
+    both = Both(twin.model, twin.args, twin.residual)
+    start = both.flat()
+    J, r = torch.autograd.functional.jacobian(both.residual_at, start), both.residual_at(start)
+    d = torch.linalg.solve(1.2 * J.T @ J + 0.1 * torch.eye(len(start)).double(), -J.T @ r)
+    info = optimizer.step(terms=[Term(penalty, x, weight=0.5), Term(problem.closure, weight=3.0)])
+    assert relative_error(problem.flat(), start + d, start) < TOLERANCE
+    assert info.terms[1].num_samples == len(problem.args[0])
+    assert info.loss == pytest.approx(0.5 * info.terms[0].loss + 3 * info.terms[1].loss)
+
+
+def test_closures_and_line_searches() -> None:
+    problem, twin = CASES_BY_NAME["mlp_curved"].make(), CASES_BY_NAME["mlp_curved"].make()
+    options = {"lam": 1.0, "alpha": 0.01, "momentum": 0.9, "line_search": "grid"}
+    one, other = GramGaussNewton(problem.model, **options), GramGaussNewton(twin.model, **options)
+    for _ in range(3):
+        a, b = one.step(terms=Term(problem.closure)), other.step(twin.closure)
+        assert (a.lr, a.loss) == (b.lr, pytest.approx(b.loss))
+    assert torch.allclose(problem.flat(), twin.flat(), rtol=1e-9)
 
 
 def test_loss_and_statistics_of_each_term() -> None:

@@ -182,6 +182,10 @@ class CapturedLinearisation:
         """Return J d, not captured."""
         return self.captured.jvp(direction)
 
+    def write_rows_(self, out: Sequence[Tensor]) -> None:
+        """Write J into `out`, not captured."""
+        self.captured.write_rows_(out)
+
     def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
         """Replay the second graph for J^T u and add it, times the scales."""
         self.update.result[0].copy_(u)

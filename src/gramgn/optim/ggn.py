@@ -256,6 +256,7 @@ class GramGaussNewton(torch.optim.Optimizer):
             check_terms(terms),
             settings.damping_convention,
             self._options["engine"],
+            self._engine,
             self._memory,
         )
 

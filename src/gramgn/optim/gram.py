@@ -51,6 +51,13 @@ class Linearisation(Protocol):
             scales: A factor per parameter.
         """
 
+    def write_rows_(self, out: Sequence[Tensor]) -> None:
+        """Write J into matrices [n, size], one per parameter in their order, in place.
+
+        Args:
+            out: The matrices; their rows may be strided.
+        """
+
 
 class Engine(Protocol):
     """A way of forming J. An engine that makes no choices inherits all but `linearise`."""
@@ -125,6 +132,11 @@ class BlockLinearisation:
                 dtype = product_dtype(block.dtype)
                 pulled = u.to(dtype).to(block.device) @ block.to(dtype)
                 tensor.add_(pulled.view(tensor.shape), alpha=scale)
+
+    def write_rows_(self, out: Sequence[Tensor]) -> None:
+        """Write J into `out`."""
+        for block, matrix in zip(self.blocks, out, strict=True):
+            matrix.copy_(block)
 
 
 def symmetric(G: Tensor) -> Tensor:

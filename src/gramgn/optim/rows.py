@@ -5,6 +5,7 @@ n rows in total, (term, sample, residual) in this order; m trainable parameters,
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn.optim.closure import Trained
 from gramgn.optim.engines import Loop, Options, Rows, Stream
+from gramgn.optim.gram import Engine
 from gramgn.optim.info import StepInfo, TermInfo
-from gramgn.optim.losses import Reading, mean_square
+from gramgn.optim.losses import Reading, SquaredError, mean_square
 from gramgn.optim.runtime import (
     float64_home,
     full_precision_products,
@@ -31,7 +33,7 @@ from gramgn.optim.runtime import (
     span,
 )
 from gramgn.optim.snapshot import Snapshot
-from gramgn.optim.terms import Residual, Term, scales_of
+from gramgn.optim.terms import Residual, Term
 from gramgn.optim.vmap import buffers_kept
 
 CHUNK_BYTES = {"cpu": 2**29}
@@ -76,6 +78,11 @@ class RowsLinearisation:
         with full_precision_products():
             product = self.rows.to(dtype) @ d
         return product.to(float64_home(product.device)).to(torch.float64)
+
+    def write_rows_(self, out: Sequence[Tensor]) -> None:
+        """Write J into `out`."""
+        for columns, block in zip(self.columns, out, strict=True):
+            block.copy_(self.rows[:, columns])
 
     def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
         """Add J^T u times the scales to `out`."""
@@ -160,8 +167,9 @@ class Objective:
         trained: The parameters to train.
         terms: The terms.
         convention: The damping convention, which decides how rows are scaled.
-        engine: The options of the optimizer's engine. With `Loop` or `Rows`, samples are taken one by one, without
+        options: The options of the optimizer's engine. With `Loop` or `Rows`, samples are taken one by one, without
             `torch.func.vmap`. Without a `chunk_size`, as many at a time as fit into `CHUNK_BYTES`.
+        engine: That engine, for terms that are closures.
         memory: Where J is held.
 
     Raises:
@@ -174,20 +182,22 @@ class Objective:
         trained: Trained,
         terms: Sequence[Term],
         convention: str,
-        engine: Options,
+        options: Options,
+        engine: Engine,
         memory: RowMemory,
     ) -> None:
-        if isinstance(engine, Stream) and (engine.low_memory or engine.jacobian_dtype is not None):
+        if isinstance(options, Stream) and (options.low_memory or options.jacobian_dtype is not None):
             raise ValueError(
                 "with terms J is held, in the format of the parameters: build the optimizer with low_memory=False and "
                 "jacobian_dtype=None"
             )
         self.model, self.trained, self.terms, self.memory = model, trained, terms, memory
-        self.samplewise = isinstance(engine, (Loop, Rows))
-        chunk_size = getattr(engine, "chunk_size", None)
+        self.engine, self.convention = engine, convention
+        self.samplewise = isinstance(options, (Loop, Rows))
+        chunk_size = getattr(options, "chunk_size", None)
         self.chunk_size = chunk_size if isinstance(chunk_size, int) else None
-        self.num_samples = sum(term.num_samples for term in terms)
-        self.scales = scales_of(terms, convention)
+        self.counts: list[int] = []
+        """The number of samples of each term, which closures show when they are called."""
         self.residuals: list[Tensor] = []
         """r of each term as its function returned it, [b] or [b, k], at the parameters of `linearise`."""
         self._chunks: list[list[tuple[Tensor, ...]]] = []
@@ -203,20 +213,33 @@ class Objective:
         params = list(self.trained.params.values())
         dtype, device = reduce(torch.promote_types, (param.dtype for param in params)), params[0].device
         self.memory.clear(m, dtype, device)
-        expected = self.num_samples
+        self.counts = [term.num_samples for term in self.terms]
+        # A closure shows the size of its batch when it is called, and the scales of all terms depend on it.
+        known, expected = all(self.counts), sum(self.counts)
         with span("gramgn.backward"):
-            for term, scale in zip(self.terms, self.scales, strict=True):
+            for number, term in enumerate(self.terms):
                 expected -= term.num_samples
-                self._add(term, scale, columns, expected)
+                if term.samples:
+                    self._add(term, columns, expected, self._scales()[number] if known else 1.0)
+                else:
+                    self.counts[number] = self._add_closure(term, columns, expected)
+        J, stop = self.memory.rows(), 0
+        for r, scale in zip(self.residuals, self._scales(), strict=True):
+            start, stop = stop, stop + r.numel()
+            if not known:
+                J[start:stop] *= scale
         r = self._stacked(self.residuals)
         reading = Reading(mean_square(r), r, r)
         eps = jacobian_eps(self.model, dtype, device)
-        return RowsLinearisation(reading, self.num_samples, eps, self.trained, self.memory.rows(), columns)
+        return RowsLinearisation(reading, sum(self.counts), eps, self.trained, J, columns)
 
     def residual(self) -> Tensor:
         """Return the scaled residuals r [n] at the current parameters, which `linearise` has seen."""
         found = []
         for term, chunks in zip(self.terms, self._chunks, strict=True):
+            if not term.samples:
+                found.append(term.function())
+                continue
             parts = []
             one = Residual(self.model, term)
             for chunk in chunks:
@@ -234,21 +257,38 @@ class Objective:
             TermInfo(
                 name=term.name,
                 weight=term.weight,
-                num_samples=term.num_samples,
+                num_samples=num_samples,
                 loss=float(mean_square(r)),
                 residual=r,
                 gram=info.gram[end - r.numel() : end, end - r.numel() : end],
             )
-            for term, r, end in zip(self.terms, self.residuals, ends, strict=True)
+            for term, num_samples, r, end in zip(self.terms, self.counts, self.residuals, ends, strict=True)
         )
         return replace(info, loss=sum(term.weight * term.loss for term in terms), terms=terms)
 
     def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
         """Return the residuals of all terms, scaled, [n]."""
-        scaled = zip(residuals, self.scales, strict=True)
+        scaled = zip(residuals, self._scales(), strict=True)
         return torch.cat([scale * r.detach().flatten() for r, scale in scaled])
 
-    def _add(self, term: Term, scale: float, columns: Sequence[slice], expected: int) -> None:
+    def _scales(self) -> list[float]:
+        """Return the factor of each term's rows: sqrt(weight), and of a mean sqrt(B / b) besides."""
+        total = sum(self.counts)
+        return [
+            math.sqrt(term.weight * (1 if self.convention == "sum" else total / num_samples))
+            for term, num_samples in zip(self.terms, self.counts, strict=True)
+        ]
+
+    def _add_closure(self, term: Term, columns: Sequence[slice], expected: int) -> int:
+        """Add the rows of a closure to J, as the optimizer's engine forms them; return its number of samples."""
+        J = self.engine.linearise(self.model, self.trained, term.function, SquaredError())
+        rows = self.memory.add(J.reading.residual.numel(), expected)
+        J.write_rows_([rows[:, part] for part in columns])
+        self.residuals.append(J.reading.residual)
+        self._chunks.append([])
+        return J.num_samples
+
+    def _add(self, term: Term, columns: Sequence[slice], expected: int, scale: float) -> None:
         """Add the rows of a term to J."""
         form = self._former(term)
         with _explained(term), buffers_kept(self.model):

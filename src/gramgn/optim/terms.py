@@ -7,7 +7,6 @@ to a damping that is multiplied by B, and by sqrt(w_t) in the convention `"sum"`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from inspect import ismethod
@@ -22,21 +21,24 @@ from gramgn.optim.settings import check_number
 
 @dataclass(frozen=True, init=False)
 class Term:
-    """Residuals of one kind, one call per sample: `Term(function, x, y, ..., weight=1.0)`.
+    """Residuals of one kind: `Term(function, x, y, ..., weight=1.0)`, or `Term(closure, weight=1.0)`.
 
-    `function(u, x, y, ...)` gets the network as a function of one sample and one sample of each argument, and returns
-    a number, k numbers [k], or a tuple or dict of them. It may call `u` several times and differentiate it with
-    `torch.func`. `u` has the attributes and items of the model: parts of it are functions of one sample as well,
-    parameters are tensors. See `OneSample`.
+    `function(u, x, y, ...)` is called once per sample: with the network as a function of one sample and one sample of
+    each argument. It returns a number, k numbers [k], or a tuple or dict of them. It may call `u` several times and
+    differentiate it with `torch.func`. `u` has the attributes and items of the model: parts of it are functions of
+    one sample as well, parameters are tensors. See `OneSample`.
+
+    A term without samples is a closure as `step(closure)` takes it: it calls the model once, on a batch, and its J is
+    formed by the optimizer's engine. That is faster where the residuals are an ordinary call of a large network.
 
     Args:
-        function: Returns the residuals of one sample.
+        function: Returns the residuals of one sample; without samples, of a whole batch.
         samples: Tensors, or tuples, dicts and dataclasses of tensors, with one entry per sample in the leading
             dimension. Everything that all samples share belongs into `function`.
         weight: Weight of the term's mean square in the loss, >= 0; default 1.
 
     Raises:
-        ValueError: There are no samples, their number differs between tensors, or `weight` is out of range.
+        ValueError: The number of samples is 0 or differs between tensors, or `weight` is out of range.
     """
 
     function: Callable[..., Any]
@@ -54,7 +56,8 @@ class Term:
         object.__setattr__(
             self, "weight", check_number(f"the weight of term {self.name!r}", weight, least=0.0)
         )
-        self._check_samples()
+        if samples:
+            self._check_samples()
 
     @property
     def name(self) -> str:
@@ -70,8 +73,8 @@ class Term:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples b."""
-        return len(self.tensors[0])
+        """The number of samples b; 0 for a closure, whose batch is not known."""
+        return len(self.tensors[0]) if self.samples else 0
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return the arguments with `tensors` in place of their own."""
@@ -202,14 +205,6 @@ class Residual(nn.Module):
                 f"autograd, got {given}"
             )
         return part
-
-
-def scales_of(terms: Sequence[Term], convention: str) -> list[float]:
-    """Return the factor of each term's rows."""
-    if convention == "sum":
-        return [math.sqrt(term.weight) for term in terms]
-    total = sum(term.num_samples for term in terms)
-    return [math.sqrt(term.weight * total / term.num_samples) for term in terms]
 
 
 def check_terms(terms: Any) -> list[Term]:

@@ -183,6 +183,14 @@ class LinearFactors:
         """Return the entries of the weight as [F, in]."""
         return self.layout.from_param(weight).view(len(weight), -1) if self.layout else weight
 
+    def write_rows_(self, name: str, out: Tensor) -> None:
+        """Write the block of a parameter into a matrix [b k, size]."""
+        b, k, _, F = self.D.shape
+        if name == self.bias:
+            out.copy_(self.D.sum(dim=2).view(b * k, F))
+        else:
+            out.copy_((self.D.transpose(2, 3) @ self.A.unsqueeze(1)).view(b * k, -1))
+
 
 @dataclass
 class EmbeddingFactors:
@@ -220,6 +228,13 @@ class EmbeddingFactors:
         """Add D [b T, F] from `weighted`, times the scale, to the entries that were read."""
         table = out[self.weight]
         table.index_add_(0, self.tokens.flatten(), D.to(table.dtype), alpha=scales[self.weight])
+
+    def write_rows_(self, name: str, out: Tensor) -> None:
+        """Write the block of the table into a matrix [b k, size]."""
+        b, k, _, F = self.D.shape
+        table = out.new_zeros(b, k, out.shape[1] // F, F)
+        entries = self.tokens[:, None, :, None].expand_as(self.D)
+        out.copy_(table.scatter_add_(2, entries, self.D.to(out.dtype)).view(b * k, -1))
 
 
 Factors = LinearFactors | EmbeddingFactors

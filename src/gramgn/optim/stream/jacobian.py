@@ -17,7 +17,7 @@ from gramgn.optim.gram import symmetric
 from gramgn.optim.losses import Reading
 from gramgn.optim.runtime import full_precision_products, product_dtype
 from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64
-from gramgn.optim.stream.blocks import weighted
+from gramgn.optim.stream.blocks import Layout, weighted
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,10 @@ class StreamLinearisation:
         """Add J^T u, scaled per parameter, to `out`."""
         by_name = dict(zip(self.trained.params, scales, strict=True))
         self.jacobian.add_vjp_(self._named(out), u, by_name)
+
+    def write_rows_(self, out: Sequence[Tensor]) -> None:
+        """Write J into `out`."""
+        self.jacobian.write_rows_(self._named(out))
 
     def _named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self.trained.params, tensors, strict=True))
@@ -101,6 +105,31 @@ class HeldJacobian:
         for scale, names in by_scale.items():
             torch._foreach_add_([out[name] for name in names], [pulled[name] for name in names], alpha=scale)
 
+    def write_rows_(self, out: Mapping[str, Tensor]) -> None:
+        """Write J into matrices [b k, size]."""
+        parts, missing = self.accumulated, dict(out)
+        n = parts.b * parts.k
+        for factors in parts.factors.values():
+            for name in factors.names():
+                factors.write_rows_(name, missing.pop(name))
+        for name, held in parts.held.items():
+            missing.pop(name).copy_(_unfolded(held.rows.transpose(0, 1).reshape(n, -1), held.layout))
+        for blocks in parts.small:
+            several = zip(
+                blocks.names, blocks.layouts, blocks.rows[0].split(blocks.sizes, dim=1), strict=True
+            )
+            for name, layout, rows in several:
+                missing.pop(name).copy_(_unfolded(rows, layout))
+        for matrix in missing.values():
+            matrix.zero_()
+
+
+def _unfolded(rows: Tensor, layout: Layout) -> Tensor:
+    """Return rows [n, size] in the order of the parameter's entries."""
+    return (
+        rows.unflatten(1, layout.sizes or (1,)).permute(0, *(i + 1 for i in layout.order or (0,))).flatten(1)
+    )
+
 
 @dataclass(frozen=True)
 class ChainedJacobian:
@@ -131,6 +160,16 @@ class ChainedJacobian:
         b, k, _ = self.slopes.shape
         pulled = torch.einsum("bkq,bk->bq", self.slopes, u.to(self.slopes.device).view(b, k))
         self.outputs.add_vjp_(out, pulled.flatten(), scales)
+
+    def write_rows_(self, out: Mapping[str, Tensor]) -> None:
+        """Write S J_f into matrices [b k, size]."""
+        b, k, q = self.slopes.shape
+        of_outputs = {name: rows.new_empty(b * q, rows.shape[1]) for name, rows in out.items()}
+        self.outputs.write_rows_(of_outputs)
+        with full_precision_products():
+            for name, rows in out.items():
+                slopes = self.slopes.to(rows.device, rows.dtype)
+                rows.copy_((slopes @ of_outputs.pop(name).view(b, q, -1)).view(b * k, -1))
 
 
 @dataclass(frozen=True)
@@ -172,6 +211,10 @@ class GraphJacobian:
         for name, grad in pulled.items():
             if grad is not None:
                 out[name].add_(grad, alpha=scales[name])
+
+    def write_rows_(self, out: Mapping[str, Tensor]) -> None:
+        """Reject it: the rows were dropped."""
+        raise ValueError("the rows of J are wanted, which low_memory=True does not hold: set it to False")
 
     def _pulled(self, v: Tensor, *, create_graph: bool) -> dict[str, Tensor | None]:
         weights = torch.einsum("bk,bkq->bq", v, self.slopes).reshape(self.output.shape)
