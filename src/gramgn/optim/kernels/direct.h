@@ -144,6 +144,34 @@ struct Panel {
   }
 };
 
+// Whether vectors hold channels, because filters would fill less than half of one.
+INLINE bool few_filters(const Convolution& s) { return s.F / s.groups <= L / 2 && s.C / s.groups % L == 0; }
+
+// What one slab adds to all filters of one group, if there are few.
+static void few_filters_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out, bool add,
+                             float* sums, Ahead& ahead) {
+  const int64_t C = s.C / s.groups, F = s.F / s.groups;
+  const Plane X = {x, 0, s.W * s.C, s.C}, D = {d, 0, s.Wo * s.F, s.F};
+  for (int64_t h = 0; h < s.kh; ++h)
+    for (int64_t w = 0; w < s.kw; ++w) {
+      const int64_t row_offset = h * s.dh - s.ph, offset = w * s.dw - s.pw;
+      const Range rows = inside({t.y0, t.y1}, s.sh, row_offset, s.H);
+      const Range columns = inside({t.x0, t.x1}, s.sw, offset, s.W);
+      const Places p = {rows.size(), columns.size(),     D.row_step, D.step, s.sh * X.row_step,
+                        s.sw * X.step, L};
+      const float* a = D.at(rows.from, columns.from);
+      const float* b = X.at(rows.from * s.sh + row_offset, columns.from * s.sw + offset);
+      for (int64_t c = 0, V; c < C; c += V * L) {
+        V = min(MOST_VECTORS, (C - c) / L);
+        ahead.lines = ceil_div(ahead.row_lines * V * L, s.kh * s.kw * s.C);
+        MICRO.of[V][F](p, a, b + c, {sums, V * L, L, false, false}, ahead);
+        float* to = out + ((h * s.kw + w) * C + c) * s.F;
+        for (int64_t j = 0; j < V * L; ++j, to += s.F)
+          for (int64_t f = 0; f < F; ++f) to[f] = add ? to[f] + sums[f * V * L + j] : sums[f * V * L + j];
+      }
+    }
+}
+
 // What one slab adds to filters f0 .. f1 of one group; x, d and out begin at the group's channels and filters.
 static void direct_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out, int64_t f0,
                         int64_t f1, bool add, bool past_cache, float* scratch, Ahead& ahead) {
@@ -206,8 +234,12 @@ static void direct(const Convolution& s, const float* x, const float* d, float* 
     for (int64_t i = 0; i < s.Wo; i += columns) {
       const Slab t = {y, min(s.Ho, y + rows), i, min(s.Wo, i + columns)};
       Ahead ahead = next_slab(s, t, x, d, sums);
+      const bool add = y > 0 || i > 0;
       for (int64_t g = 0; g < s.groups; ++g)
-        direct_slab(s, t, x + g * C, d + g * F, out + g * F, f0, f1, y > 0 || i > 0,
-                    past_cache && t.y1 == s.Ho && t.x1 == s.Wo, scratch, ahead);
+        if (few_filters(s))
+          few_filters_slab(s, t, x + g * C, d + g * F, out + g * F, add, scratch, ahead);
+        else
+          direct_slab(s, t, x + g * C, d + g * F, out + g * F, f0, f1, add,
+                      past_cache && t.y1 == s.Ho && t.x1 == s.Wo, scratch, ahead);
     }
 }
