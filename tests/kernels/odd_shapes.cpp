@@ -1,5 +1,5 @@
-// Every kernel in every form on small odd shapes, in memory without a byte to spare: built by `make sanitize` with
-// AddressSanitizer and UndefinedBehaviorSanitizer, and compared with plain sums in double.
+// Every kernel in every form on small odd shapes, in memory without a byte to spare: built by `make sanitize`
+// with AddressSanitizer and UndefinedBehaviorSanitizer, and compared with plain sums in double.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -74,8 +74,10 @@ void convolution(bool tiled) {
   s.F = tiled ? choose({16, 32, 48}) : s.groups * choose({1, 2, 5, 16, 17, 33});
   s.H = choose({1, 2, 5, 8, 17}) + (s.kh - 1) * s.dh, s.W = choose({1, 2, 6, 9, 17}) + (s.kw - 1) * s.dw;
   if (!tiled && pick(0, 9) == 0) s.W += 600;  // longer than a slab
-  s.Ho = (s.H + 2 * s.ph - s.dh * (s.kh - 1) - 1) / s.sh + 1, s.Wo = (s.W + 2 * s.pw - s.dw * (s.kw - 1) - 1) / s.sw + 1;
-  const int64_t size = s.kh * s.kw * s.C / s.groups * s.F, x_size = s.H * s.W * s.C, d_size = s.Ho * s.Wo * s.F;
+  s.Ho = (s.H + 2 * s.ph - s.dh * (s.kh - 1) - 1) / s.sh + 1,
+  s.Wo = (s.W + 2 * s.pw - s.dw * (s.kw - 1) - 1) / s.sw + 1;
+  const int64_t size = s.kh * s.kw * s.C / s.groups * s.F, x_size = s.H * s.W * s.C,
+                d_size = s.Ho * s.Wo * s.F;
   const Numbers x(s.b * x_size, true), d(s.b * d_size, true);
   const std::unique_ptr<double[]> expected(new double[s.b * size]);
   for (int64_t n = 0; n < s.b; ++n) reference(s, x + n * x_size, d + n * d_size, &expected[n * size]);
@@ -87,12 +89,15 @@ void convolution(bool tiled) {
     }
 }
 
-// Gram product and sums of n rows of `size` numbers that lie `stride` apart, or of `size` / C places of C channels.
+// Gram product and sums of n rows of `size` numbers that lie `stride` apart, or of `size` / C places of C
+// channels.
 void rows() {
-  const int64_t n = pick(1, 20), C = choose({1, 3, 16, 35}), size = C * choose({1, 2, 7, 33, 530 / C + 1}), stride = size + pick(0, 2);
+  const int64_t n = pick(1, 20), C = choose({1, 3, 16, 35}), size = C * choose({1, 2, 7, 33, 530 / C + 1}),
+                stride = size + pick(0, 2);
   const Numbers a((n - 1) * stride + size, true), u(n, true), p(n * size, true), q(n * size, true);
   double G[400] = {}, sums[20] = {}, dots[20] = {};
-  const std::unique_ptr<double[]> product(new double[size]()), channel_sums(new double[n * C]()), channel_dots(new double[n * C]());
+  const std::unique_ptr<double[]> product(new double[size]()), channel_sums(new double[n * C]()),
+      channel_dots(new double[n * C]());
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < size; ++k) {
       const double pk = p[i * size + k], pq = pk * q[i * size + k];

@@ -17,7 +17,8 @@ NOINLINE void depthwise_taps(const Places& p, int64_t a_tap, const float* a, con
     for (int64_t i = 0; i < p.places; ++i) {
       for (int64_t n = 0; n < lines; ++n, line += 64) __builtin_prefetch(line, 0, 2);
       const Vector b0 = load(bi), b1 = load(bi + L);
-      UNROLL for (int t = 0; t < T; ++t) {
+      UNROLL
+      for (int t = 0; t < T; ++t) {
         sum[t][0] += load(ai + t * a_tap) * b0;
         sum[t][1] += load(ai + t * a_tap + L) * b1;
       }
@@ -25,7 +26,11 @@ NOINLINE void depthwise_taps(const Places& p, int64_t a_tap, const float* a, con
       bi += p.b_place;
     }
   }
-  UNROLL for (int t = 0; t < T; ++t) UNROLL for (int v = 0; v < 2; ++v) out.put(t, v, sum[t][v]);
+  UNROLL
+  for (int t = 0; t < T; ++t) {
+    out.put(t, 0, sum[t][0]);
+    out.put(t, 1, sum[t][1]);
+  }
 }
 
 struct DepthwiseTable {
@@ -48,8 +53,8 @@ INLINE int64_t depthwise_scratch(const Convolution& s) {
 }
 
 // One sample, filters f0 .. f1.
-static void depthwise(const Convolution& s, const float* x, const float* d, float* out, int64_t f0, int64_t f1,
-                      float* scratch, bool) {
+static void depthwise(const Convolution& s, const float* x, const float* d, float* out, int64_t f0,
+                      int64_t f1, float* scratch, bool) {
   const int64_t m = s.F / s.C, rows = slab_rows(s), columns = slab_columns(s);
   float *sums = scratch, *packed_d = sums + MOST_TAPS * DEPTH_WIDTH;
   float* packed_x = packed_d + rows * (columns * DEPTH_WIDTH + PACKED_GAP);
@@ -61,8 +66,9 @@ static void depthwise(const Convolution& s, const float* x, const float* d, floa
         const Range ys = {t.y0, t.y1}, xs = {t.x0, t.x1};
         const int64_t width = min(DEPTH_WIDTH, f1 - f), first = t.x0 * s.sw - s.pw;
         const bool add = y > 0 || i > 0, whole_panel = width == DEPTH_WIDTH;
-        const Plane X = pack({x + f / m, 0, s.W * s.C, s.C}, s.W, input_rows(s, t),
-                             {first, first + input_columns(s, xs.size())}, width, DEPTH_WIDTH, packed_x, m, f % m);
+        const Plane X =
+            pack({x + f / m, 0, s.W * s.C, s.C}, s.W, input_rows(s, t),
+                 {first, first + input_columns(s, xs.size())}, width, DEPTH_WIDTH, packed_x, m, f % m);
         Plane D = {d + f, 0, s.Wo * s.F, s.F};
         if (!whole_panel) D = pack(D, s.Wo, ys, xs, width, DEPTH_WIDTH, packed_d);
         for (int64_t h = 0; h < s.kh; ++h) {
@@ -71,7 +77,8 @@ static void depthwise(const Convolution& s, const float* x, const float* d, floa
           for (int64_t w = 0, n, left = ceil_div(s.kw, MOST_TAPS); left > 0; --left, w += n) {
             n = ceil_div(s.kw - w, left);
             ahead.lines = ceil_div(ahead.row_lines * n, ahead.row_sums);
-            const float *a = X.at(in.from * s.sh + h * s.dh - s.ph, first + w * s.dw), *b = D.at(in.from, t.x0);
+            const float *a = X.at(in.from * s.sh + h * s.dh - s.ph, first + w * s.dw),
+                        *b = D.at(in.from, t.x0);
             const Block block = {out + (h * s.kw + w) * s.F + f, s.F, L, add, false};
             if (whole_panel) {
               DEPTHWISE.of[n](p, s.dw * X.step, a, b, block, ahead);

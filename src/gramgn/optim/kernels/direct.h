@@ -3,24 +3,21 @@
 //   dW[kh, kw, c, f] = sum over y, x of  X[y sh - ph + kh dh, x sw - pw + kw dw, c] * D[y, x, f]
 //
 // For every tap (kh, kw) this is X^T D over the places (y, x) whose input lies in the plane. Nothing is copied, except
+//
 // - X, with zeros on both sides, where a group has few channels: one product then covers the kw C neighbouring
 //   numbers that a whole row of the kernel meets;
 // - D, with zeros, where its filters do not fill the vectors.
-// For a single vector of filters, where the micro-kernel would load as often as it multiplies, its vectors are the D of
-// up to three rows of the kernel instead.
+//
+// For a single vector of filters, where the micro-kernel would load as often as it multiplies, its vectors are the D
+// of up to three rows of the kernel instead; for less than half a vector of filters, they are channels of X.
 
 // A part of the output plane, such that X and D of it stay in the cache while channels, filters and taps pass.
 struct Slab {
   int64_t y0, y1, x0, x1;
 };
-#ifndef SLAB
-#define SLAB 512
-#endif
-#ifndef SLAB_BYTES
-#define SLAB_BYTES (256 * 1024)
-#endif
+constexpr int64_t SLAB_PLACES = 512, SLAB_BYTES = 256 * 1024;
 INLINE int64_t slab_places(const Convolution& s) {
-  return min(SLAB, max(64, SLAB_BYTES / (4 * (s.C * s.sh * s.sw + s.F))));
+  return min(SLAB_PLACES, max(64, SLAB_BYTES / (4 * (s.C * s.sh * s.sw + s.F))));
 }
 INLINE int64_t slab_rows(const Convolution& s) { return max(1, min(s.Ho, slab_places(s) / s.Wo)); }
 INLINE int64_t slab_columns(const Convolution& s) { return min(s.Wo, slab_places(s)); }
@@ -47,7 +44,8 @@ INLINE int64_t input_columns(const Convolution& s, int64_t columns) {
 // Floats between packed rows, so that they do not lie multiples of 4 KiB apart.
 constexpr int64_t PACKED_GAP = 16;
 
-// X or D: the numbers of the place (row, column) of the plane are at data + origin + row row_step + column step.
+// X or D: the numbers of the place (row, column) of the plane are at data + origin + row row_step + column
+// step.
 struct Plane {
   const float* data;
   int64_t origin, row_step, step;
@@ -56,9 +54,9 @@ struct Plane {
   }
 };
 
-// Copy rows and columns of a plane of this width, `size` numbers of each place, filled up with zeros to `step`; columns
-// outside the plane are zero. With `repeat`, every number is copied that many times; the first `skip` copies are left
-// out.
+// Copy rows and columns of a plane of this width, `size` numbers of each place, filled up with zeros to
+// `step`; columns outside the plane are zero. With `repeat`, every number is copied that many times; the
+// first `skip` copies are left out.
 NOINLINE Plane pack(const Plane& p, int64_t width, Range rows, Range columns, int64_t size, int64_t step, float* to,
                     int64_t repeat = 1, int64_t skip = 0) {
   const int64_t row_step = columns.size() * step + PACKED_GAP;
@@ -118,21 +116,23 @@ struct Panel {
   bool past_cache;
   Ahead& ahead;
 
-  // Add rows y of D to kernel row h: V vectors of filters, or (by_rows) one vector of filters for V kernel rows from h
-  // on, where vector v meets row y - v dh.
+  // Add rows y of D to kernel row h: V vectors of filters, or (by_rows) one vector of filters for V kernel
+  // rows from h on, where vector v meets row y - v dh.
   void product(int64_t h, int V, bool by_rows, Range y, bool add, bool last) const {
     const int64_t C = s.C / s.groups, size = joint(s) ? s.kw * C : C, taps = joint(s) ? 1 : s.kw;
     for (int64_t w = 0; w < taps; ++w) {
       const int64_t offset = w * s.dw - s.pw;
       const Range x = joint(s) ? columns : inside(columns, s.sw, offset, s.W);
-      const float *a = X.at(y.from * s.sh + h * s.dh - s.ph, x.from * s.sw + offset), *b = D.at(y.from, x.from);
-      Places p = {y.size(),   x.size(), s.sh * X.row_step, s.sw * X.step,
-                  D.row_step, D.step,   by_rows ? -s.dh * D.row_step : L};
+      const float* a = X.at(y.from * s.sh + h * s.dh - s.ph, x.from * s.sw + offset);
+      const float* b = D.at(y.from, x.from);
+      const int64_t b_vector = by_rows ? -s.dh * D.row_step : L;
+      Places p = {y.size(), x.size(), s.sh * X.row_step, s.sw * X.step, D.row_step, D.step, b_vector};
       if (p.a_row == p.places * p.a_place && p.b_row == p.places * p.b_place) p.places *= p.rows, p.rows = 1;
       for (int64_t k = 0, m, left = ceil_div(size, most(V)); left > 0; --left, k += m) {
         m = ceil_div(size - k, left);
         ahead.lines = ceil_div(ahead.row_lines * m * V, ahead.row_sums);
-        const Block block = {out + ((h * s.kw + w) * C + k) * s.F, s.F, by_rows ? s.kw * C * s.F : L, add, past_cache && last};
+        const Block block = {out + ((h * s.kw + w) * C + k) * s.F, s.F, by_rows ? s.kw * C * s.F : L, add,
+                             past_cache && last};
         if (width % L == 0) {
           MICRO.of[V][m](p, a + k, b, block, ahead);
         } else {
@@ -148,8 +148,8 @@ struct Panel {
 INLINE bool few_filters(const Convolution& s) { return s.F / s.groups <= L / 2 && s.C / s.groups % L == 0; }
 
 // What one slab adds to all filters of one group, if there are few.
-static void few_filters_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out, bool add,
-                             float* sums, Ahead& ahead) {
+static void few_filters_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out,
+                             bool add, float* sums, Ahead& ahead) {
   const int64_t C = s.C / s.groups, F = s.F / s.groups;
   const Plane X = {x, 0, s.W * s.C, s.C}, D = {d, 0, s.Wo * s.F, s.F};
   for (int64_t h = 0; h < s.kh; ++h)
@@ -157,8 +157,7 @@ static void few_filters_slab(const Convolution& s, const Slab& t, const float* x
       const int64_t row_offset = h * s.dh - s.ph, offset = w * s.dw - s.pw;
       const Range rows = inside({t.y0, t.y1}, s.sh, row_offset, s.H);
       const Range columns = inside({t.x0, t.x1}, s.sw, offset, s.W);
-      const Places p = {rows.size(), columns.size(),     D.row_step, D.step, s.sh * X.row_step,
-                        s.sw * X.step, L};
+      const Places p = {rows.size(), columns.size(), D.row_step, D.step, s.sh * X.row_step, s.sw * X.step, L};
       const float* a = D.at(rows.from, columns.from);
       const float* b = X.at(rows.from * s.sh + row_offset, columns.from * s.sw + offset);
       for (int64_t c = 0, V; c < C; c += V * L) {
@@ -172,9 +171,10 @@ static void few_filters_slab(const Convolution& s, const Slab& t, const float* x
     }
 }
 
-// What one slab adds to filters f0 .. f1 of one group; x, d and out begin at the group's channels and filters.
-static void direct_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out, int64_t f0,
-                        int64_t f1, bool add, bool past_cache, float* scratch, Ahead& ahead) {
+// What one slab adds to filters f0 .. f1 of one group; x, d and out begin at the group's channels and
+// filters.
+static void direct_slab(const Convolution& s, const Slab& t, const float* x, const float* d, float* out,
+                        int64_t f0, int64_t f1, bool add, bool past_cache, float* scratch, Ahead& ahead) {
   const Range ys = {t.y0, t.y1}, xs = {t.x0, t.x1};
   float *sums = scratch, *packed_d = sums + MOST_SUMS * L, *packed_x = packed_d + packed_outputs(s);
   Plane X = {x, 0, s.W * s.C, s.C};
@@ -208,8 +208,10 @@ static void direct_slab(const Convolution& s, const Slab& t, const float* x, con
       for (int64_t i = h; i < h + n; ++i) {
         const Range before = {max(own.from, offset(i)), min(all.from, s.Ho + offset(i))};
         const Range behind = {max(all.to, offset(i)), min(own.to, s.Ho + offset(i))};
-        if (before.size()) panel.product(i, 1, false, {before.from - offset(i), before.to - offset(i)}, true, false);
-        if (behind.size()) panel.product(i, 1, false, {behind.from - offset(i), behind.to - offset(i)}, true, false);
+        if (before.size())
+          panel.product(i, 1, false, {before.from - offset(i), before.to - offset(i)}, true, false);
+        if (behind.size())
+          panel.product(i, 1, false, {behind.from - offset(i), behind.to - offset(i)}, true, false);
       }
     }
   }

@@ -42,9 +42,6 @@ struct Scratch {
 };
 
 // clang-format off: the order matters
-#ifndef WINO_BYTES
-#define WINO_BYTES (320 * 1024)
-#endif
 #include "micro.h"
 #include "direct.h"
 #include "depthwise.h"

@@ -2,15 +2,15 @@
 //
 //   out[m, v] (+)= sum over rows r and places i of  A[r, i, m] * B[r, i, v],   m < M, v < V vectors.
 //
-// The sums stay in registers. M numbers of A, adjacent in memory, are broadcast one after the other; V vectors of B
-// are loaded once per place.
+// The sums stay in registers. M numbers of A, adjacent in memory, are broadcast one after the other; V
+// vectors of B are loaded once per place.
 
 // Where the numbers of A and B lie: floats from one row, one place and one vector to the next.
 struct Places {
   int64_t rows, places, a_row, a_place, b_row, b_place, b_vector;
 };
 
-// Where the sums go: whether they are added to what is there, and whether the result is written past the cache.
+// Where the sums go, whether they are added to what is there, and whether the result is written past the cache.
 struct Block {
   float* data;
   int64_t row, vector;
@@ -47,16 +47,23 @@ NOINLINE void micro(const Places& p, const float* a, const float* b, const Block
     for (int64_t i = 0; i < p.places; ++i) {
       if (i < ahead.lines) __builtin_prefetch(line + 64 * i, 0, 2);
       Vector bv[V];
-      UNROLL for (int v = 0; v < V; ++v) bv[v] = load(bi + v * p.b_vector);
-      UNROLL for (int m = 0; m < M; ++m) {
+      UNROLL
+      for (int v = 0; v < V; ++v) bv[v] = load(bi + v * p.b_vector);
+      UNROLL
+      for (int m = 0; m < M; ++m) {
         const float am = ai[m];
-        UNROLL for (int v = 0; v < V; ++v) sum[m][v] += bv[v] * am;
+        UNROLL
+        for (int v = 0; v < V; ++v) sum[m][v] += bv[v] * am;
       }
       ai += p.a_place;
       bi += p.b_place;
     }
   }
-  UNROLL for (int m = 0; m < M; ++m) UNROLL for (int v = 0; v < V; ++v) out.put(m, v, sum[m][v]);
+  UNROLL
+  for (int m = 0; m < M; ++m) {
+    UNROLL
+    for (int v = 0; v < V; ++v) out.put(m, v, sum[m][v]);
+  }
 }
 
 typedef void (*Micro)(const Places&, const float*, const float*, const Block&, Ahead&);

@@ -1,10 +1,11 @@
 // Weight gradients of 3x3 convolutions of stride 1 by Winograd's algorithm F(3x3, R x R).
 //
 // A tile of R x R outputs meets (R + 2) x (R + 2) inputs. In one dimension its share of the gradient,
-// w[k] = sum over i < R of d[i] x[i + k], is W [(Td d) * (Tx x)] with R + 2 products instead of 3 R; in two dimensions
-// Tx and Td are applied to rows and columns. The products are summed over all tiles (a matrix product for each of
-// the (R + 2)^2 points), and only the sums are transformed back. The polynomials behind it are evaluated at
-// 0, +-1 and infinity (R = 2) or 0, +-3/4, +-3/2 and infinity (R = 4; exact in binary, half the error of 0, +-1, +-2).
+// w[k] = sum over i < R of d[i] x[i + k], is W [(Td d) * (Tx x)] with R + 2 products instead of 3 R; in two
+// dimensions Tx and Td are applied to rows and columns. The products are summed over all tiles (a matrix
+// product for each of the (R + 2)^2 points), and only the sums are transformed back. The polynomials behind
+// it are evaluated at 0, +-1 and infinity (R = 2) or 0, +-3/4, +-3/2 and infinity (R = 4; exact in binary,
+// half the error of 0, +-1, +-2).
 template <int R>
 struct Winograd;
 
@@ -65,7 +66,8 @@ struct Winograd<4> {
   }
 };
 
-// Transformed inputs of one row of tiles and one vector of channels: point k of tile j at to + k point_step + j C.
+// Transformed inputs of one row of tiles and one vector of channels: point k of tile j at to + k point_step +
+// j C.
 template <int R>
 NOINLINE void transform_inputs(const Convolution& s, const float* x, int64_t tile_row, int64_t tiles, float* to,
                                int64_t point_step, float* columns) {
@@ -85,18 +87,24 @@ NOINLINE void transform_inputs(const Convolution& s, const float* x, int64_t til
     const int64_t c = i - s.pw;
     Vector v[N], t[N] = {};
     if (c >= 0 && c < s.W) {
-      UNROLL for (int n = 0; n < N; ++n) v[n] = load(row[n] + c * step[n]);
+      UNROLL
+      for (int n = 0; n < N; ++n) v[n] = load(row[n] + c * step[n]);
       Winograd<R>::inputs(t, v);
     }
-    UNROLL for (int n = 0; n < N; ++n) store(columns + (i * N + n) * L, t[n]);
+    UNROLL
+    for (int n = 0; n < N; ++n) store(columns + (i * N + n) * L, t[n]);
   }
-  for (int64_t j = 0; j < tiles; ++j, to += s.C)
-    UNROLL for (int n = 0; n < N; ++n) {
+  for (int64_t j = 0; j < tiles; ++j, to += s.C) {
+    UNROLL
+    for (int n = 0; n < N; ++n) {
       Vector v[N], t[N];
-      UNROLL for (int i = 0; i < N; ++i) v[i] = load(columns + ((j * R + i) * N + n) * L);
+      UNROLL
+      for (int i = 0; i < N; ++i) v[i] = load(columns + ((j * R + i) * N + n) * L);
       Winograd<R>::inputs(t, v);
-      UNROLL for (int i = 0; i < N; ++i) store(to + (n * N + i) * point_step, t[i]);
+      UNROLL
+      for (int i = 0; i < N; ++i) store(to + (n * N + i) * point_step, t[i]);
     }
+  }
 }
 
 // Likewise for one vector of filters of D.
@@ -108,16 +116,22 @@ NOINLINE void transform_outputs(const Convolution& s, const float* d, int64_t ti
     Vector columns[R][N];
     const int64_t rows = s.Ho - tile_row * R, width = s.Wo - j * R;
     const float* tile = d + (tile_row * R * s.Wo + j * R) * s.F;
-    UNROLL for (int i = 0; i < R; ++i) {
+    UNROLL
+    for (int i = 0; i < R; ++i) {
       Vector v[R] = {};
-      UNROLL for (int n = 0; n < R; ++n) if (n < rows && i < width) v[n] = load(tile + (n * s.Wo + i) * s.F);
+      UNROLL
+      for (int n = 0; n < R; ++n)
+        if (n < rows && i < width) v[n] = load(tile + (n * s.Wo + i) * s.F);
       Winograd<R>::outputs(columns[i], v);
     }
-    UNROLL for (int n = 0; n < N; ++n) {
+    UNROLL
+    for (int n = 0; n < N; ++n) {
       Vector v[R], t[N];
-      UNROLL for (int i = 0; i < R; ++i) v[i] = columns[i][n];
+      UNROLL
+      for (int i = 0; i < R; ++i) v[i] = columns[i][n];
       Winograd<R>::outputs(t, v);
-      UNROLL for (int i = 0; i < N; ++i) store(to + (n * N + i) * point_step, t[i]);
+      UNROLL
+      for (int i = 0; i < N; ++i) store(to + (n * N + i) * point_step, t[i]);
     }
   }
 }
@@ -130,16 +144,21 @@ NOINLINE void transform_weights(const Convolution& s, const float* sums, int64_t
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t f = 0; f < filters; f += L, sums += L) {
       Vector half[3][N];
-      UNROLL for (int i = 0; i < N; ++i) {
+      UNROLL
+      for (int i = 0; i < N; ++i) {
         Vector t[N], w[3];
-        UNROLL for (int n = 0; n < N; ++n) t[n] = load(sums + (n * N + i) * point_step);
+        UNROLL
+        for (int n = 0; n < N; ++n) t[n] = load(sums + (n * N + i) * point_step);
         Winograd<R>::weights(w, t);
-        UNROLL for (int h = 0; h < 3; ++h) half[h][i] = w[h];
+        UNROLL
+        for (int h = 0; h < 3; ++h) half[h][i] = w[h];
       }
-      UNROLL for (int h = 0; h < 3; ++h) {
+      UNROLL
+      for (int h = 0; h < 3; ++h) {
         Vector w[3];
         Winograd<R>::weights(w, half[h]);
-        UNROLL for (int i = 0; i < 3; ++i) {
+        UNROLL
+        for (int i = 0; i < 3; ++i) {
           float* to = out + ((h * 3 + i) * s.C + c) * s.F + f;
           past_cache ? stream(to, w[i]) : store(to, w[i]);
         }
@@ -147,16 +166,18 @@ NOINLINE void transform_weights(const Convolution& s, const float* sums, int64_t
     }
 }
 
+constexpr int64_t TRANSFORMED_BYTES = 320 * 1024;
+
 // Rows of tiles at a time, so that both transforms stay in the second cache, and channels at a time.
 struct Plan {
   int64_t tile_rows, tiles, rows, channels, x_step, d_step, sum_step, floats;
   Plan(const Convolution& s, int R) {
     const int64_t points = (R + 2) * (R + 2);
     tile_rows = ceil_div(s.Ho, R), tiles = ceil_div(s.Wo, R);
-    rows = max(1, min(tile_rows, WINO_BYTES / (points * tiles * (s.C + s.F) * 4)));
+    rows = max(1, min(tile_rows, TRANSFORMED_BYTES / (points * tiles * (s.C + s.F) * 4)));
     rows = max(rows, min(tile_rows, ceil_div(16, tiles)));
     rows = ceil_div(tile_rows, ceil_div(tile_rows, rows));
-    channels = rows == tile_rows ? min(s.C, 16) : s.C;
+    channels = rows == tile_rows ? min(s.C, 32) : s.C;
     // An odd number of cache lines apart.
     x_step = rows * tiles * s.C + L, d_step = rows * tiles * s.F + L, sum_step = channels * s.F + L;
     floats = points * (x_step + d_step + sum_step) + (tiles * R + 2) * (R + 2) * L;
@@ -169,7 +190,8 @@ static void winograd(const Convolution& s, const float* x, const float* d, float
                      float* scratch, bool past_cache) {
   constexpr int points = (R + 2) * (R + 2);
   const Plan p(s, R);
-  float *xt = scratch, *dt = xt + points * p.x_step, *sums = dt + points * p.d_step, *columns = sums + points * p.sum_step;
+  float *xt = scratch, *dt = xt + points * p.x_step, *sums = dt + points * p.d_step,
+        *columns = sums + points * p.sum_step;
   for (int64_t row = 0; row < p.tile_rows; row += p.rows) {
     const int64_t rows = min(p.rows, p.tile_rows - row), tiles = rows * p.tiles;
     for (int64_t i = 0; i < rows; ++i) {
@@ -178,9 +200,14 @@ static void winograd(const Convolution& s, const float* x, const float* d, float
       for (int64_t f = f0; f < f1; f += L)
         transform_outputs<R>(s, d + f, row + i, p.tiles, dt + i * p.tiles * s.F + f, p.d_step);
     }
-    const char *next_x = (const char*)(x + (row + rows) * R * s.W * s.C), *next_d = (const char*)(d + (row + rows) * R * s.Wo * s.F);
+    const char *next_x = (const char*)(x + (row + rows) * R * s.W * s.C),
+               *next_d = (const char*)(d + (row + rows) * R * s.Wo * s.F);
     const int64_t x_bytes = rows * R * s.W * s.C * 4, d_bytes = rows * R * s.Wo * s.F * 4;
-    Ahead ahead = {{next_x, next_d}, {next_x + x_bytes, next_d + d_bytes}, 0, (x_bytes + d_bytes) / 64, points * s.C * ceil_div(f1 - f0, L)};
+    Ahead ahead = {{next_x, next_d},
+                   {next_x + x_bytes, next_d + d_bytes},
+                   0,
+                   (x_bytes + d_bytes) / 64,
+                   points * s.C * ceil_div(f1 - f0, L)};
     const Places places = {1, tiles, 0, s.C, 0, s.F, L};
     for (int64_t c = 0; c < s.C; c += p.channels) {
       const int64_t channels = min(p.channels, s.C - c), filters = f1 - f0;
@@ -194,7 +221,8 @@ static void winograd(const Convolution& s, const float* x, const float* d, float
                            {sums + point * p.sum_step + k * filters + f, filters, L, row > 0, false}, ahead);
           }
         }
-      if (row + rows == p.tile_rows) transform_weights<R>(s, sums, p.sum_step, channels, filters, out + c * s.F + f0, past_cache);
+      if (row + rows == p.tile_rows)
+        transform_weights<R>(s, sums, p.sum_step, channels, filters, out + c * s.F + f0, past_cache);
     }
   }
 }
