@@ -161,4 +161,22 @@ def test_a_job_that_does_not_stop_is_killed(call: Call, house: House) -> None:
     assert 9 < time.monotonic() - stopped_at[0] < 25
     wait_until_gone(children, 1)
     assert read_run(house.runs()[0])["state"] == "interrupted"
+    assert read_run(house.runs()[0])["error"]["message"].startswith("killed when the sweep was stopped")
     assert states(house) == ["interrupted", "waiting"]
+
+
+def test_a_second_ctrl_c_is_recorded_as_what_it_was(house: House) -> None:
+    """H21: not as memory that ran out, and nothing is left behind that Python would warn about."""
+    words = (*SLOW, "optimizer.sleep_s=60", "seed=0,1", "hydra.launcher.n_jobs=2")
+    process = house.start(*MULTI, *words)
+    logs = (house.root / "outputs").rglob
+    until(lambda: sum("run folder" in log.read_text() for log in logs("output.log")) == 2, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    code, err = end(process, signal.SIGINT)
+    assert code == 130
+    assert "leaked" not in err
+    assert "out of memory" not in err
+    for folder in house.runs():
+        assert read_run(folder)["state"] == "interrupted"
+        assert read_run(folder)["error"]["message"].startswith("killed when the sweep was stopped")

@@ -316,6 +316,18 @@ def test_a_warm_start_must_fit(call: Call, house: House, capsys: pytest.CaptureF
     assert len(house.runs()) == 1
 
 
+def test_a_warm_start_from_a_run_that_is_running(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last weights would be those of whatever epoch it is in."""
+    assert call(*SMALL) == 0
+    (folder,) = house.runs()
+    with RunFolder(folder).lock():
+        assert call(*SMALL, f"init_from={folder}") == 2
+    assert "is still running" in capsys.readouterr().err
+    assert call(*SMALL, f"init_from={folder}") == 0
+
+
 def test_several_processes_are_rejected(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,16 @@ def test_a_broken_last_checkpoint_costs_one_epoch(
     assert_same_run(whole, broken)
 
 
+def test_a_best_checkpoint_that_is_gone_is_noted(
+    call: Call, house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*SMALL, "trainer.epochs=1") == 0
+    (folder,) = house.runs()
+    (folder / "checkpoints" / "best.pt").unlink()
+    assert call(f"resume={folder}", "trainer.epochs=2") == 0
+    assert "note: best.pt (epoch 1) is gone" in capsys.readouterr().err
+
+
 def test_other_data_is_noticed(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     """A run is not resumed with another data set under the same name."""
     assert call(*SMALL) == 0

@@ -137,10 +137,12 @@ def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:
     add(tmp_path / "b", [0.5]).run_json.write_text("{")
     with add(tmp_path / "c", [0.5]).metrics_csv.open("a") as file:
         file.write("2,0.1")
+    add(tmp_path / "d", [0.5]).update_run(starts=[1])
     said: list[str] = []
     assert list(runs(tmp_path, report=said.append)["run"]) == ["a"]
     assert "run.json is damaged" in said[0]
     assert "line 3 is damaged" in said[1]
+    assert "its entry 'starts' holds '1', not a mapping" in said[2]
 
 
 def test_a_missing_folder_holds_no_runs(tmp_path: Path) -> None:
@@ -255,6 +257,9 @@ def test_runs_and_their_csv_give_the_same_answers(tmp_path: Path) -> None:
             lambda text: text.replace(",0.5,", ",half,", 1),
             "line 2, column train_loss: 'half' is not a number",
         ),
+        (lambda text: text + text.splitlines()[-1] + "\n", "line 4, run a: the row occurs twice"),
+        (lambda text: text.replace(",done,", ",finished,"), "line 2, run a: the state 'finished' is unknown"),
+        (lambda text: text.replace(",done,", ",,", 1), "line 2, run a: the state"),
         (lambda text: text[:-5], "cut in mid-line"),
         (lambda text: "", "is cut in mid-line"),
         (lambda text: "a,b\n", "is not a results file: it lacks experiment"),

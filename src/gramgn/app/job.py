@@ -25,6 +25,7 @@ from gramgn.records import RunFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
 from gramgn.tracking import TrackingConfig
 from gramgn.training import (
+    BEST,
     Clock,
     Diverged,
     Precision,
@@ -127,9 +128,14 @@ def warm_start(model: nn.Module, init_from: str) -> None:
     """Load the last weights of another run, its last layer included; the statistics of the targets are new.
 
     Raises:
-        InputError: The folder is not a run's, or its network has other parameters.
+        InputError: The folder is not a run's, the run is still running, or its network has other parameters.
     """
     folder = run_folder("init_from", init_from)
+    if folder.is_busy():
+        raise InputError(
+            f"init_from={shown(folder.path)} is still running, so that its last weights are those of no finished run: "
+            "wait until it has ended, or stop it"
+        )
     load_state(
         model,
         load_weights(folder.checkpoint_dir, say),
@@ -258,6 +264,11 @@ def _resume(trainer: Trainer, stored: Mapping[str, Any]) -> None:
     if trainer.resume(was_done=stored["state"] == "done"):
         position = trainer.position
         trainer.reporter.say(f"resuming after epoch {position.epoch}, step {position.step}")
+        best = trainer.folder.checkpoint_dir / BEST
+        if position.best.epoch and not best.is_file():
+            trainer.reporter.say(
+                f"note: {BEST} (epoch {position.best.epoch}) is gone; there is none until an epoch is better than that"
+            )
     else:
         trainer.reporter.say("resuming from the start: the run stopped before its first checkpoint")
     threads = stored["threads"]

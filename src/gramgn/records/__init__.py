@@ -41,7 +41,7 @@ from gramgn.records.queries import (
 )
 from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
-from gramgn.records.schema import ENTRIES
+from gramgn.records.schema import ENTRIES, WAITING
 from gramgn.records.sweep_folder import (
     LOCK_FILE,
     SWEEP_FILE,
@@ -51,7 +51,7 @@ from gramgn.records.sweep_folder import (
     count_states,
     varying,
 )
-from gramgn.records.table import WAITING, runs
+from gramgn.records.table import runs
 
 __all__ = [
     "DATA_COLUMNS",

@@ -18,6 +18,7 @@ from gramgn.records.columns import (
     THEORY_COLUMNS,
 )
 from gramgn.records.files import write_atomic
+from gramgn.records.schema import STATES, WAITING
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,6 +74,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
     cells = cells.assign(**{name: "" for name in ADDED_COLUMNS if name not in cells})
     _check_columns(list(cells.columns), path)
     table = pd.DataFrame({str(name): _parsed(cells[name], path) for name in cells.columns})
+    _check_rows(table, path)
     changes = table["git_diff"].str[:6].radd("+").fillna("")
     code = (table["git"].str[:10] + changes).fillna("unknown")
     return table.assign(code=code, source=str(path))
@@ -85,6 +87,18 @@ def _check_columns(names: list[str], path: Path) -> None:
     faults += [f"{_few(list(map(repr, unknown)))} is unknown here"] if unknown else []
     if faults:
         raise InputError(f"{path} is not a results file: {'; '.join(faults)}. {_REMEDY}")
+
+
+def _check_rows(table: pd.DataFrame, path: Path) -> None:
+    """Check that every row is an epoch of its own, of a run in a known state."""
+    is_known = table["state"].isin((*STATES, WAITING))
+    is_double = table.duplicated(["run", "began", "epoch"], keep="first")
+    for fault, what in ((~is_known, "the state {state!r} is unknown"), (is_double, "the row occurs twice")):
+        if fault.any():
+            place = int(fault.to_numpy().argmax())
+            row = table.iloc[place]
+            what = what.format(state=row.state)
+            raise InputError(f"{path}, line {place + 2}, run {row.run}: {what}. {_REMEDY}")
 
 
 def _few(names: list[str]) -> str:

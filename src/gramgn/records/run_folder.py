@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gramgn.errors import InputError
-from gramgn.locks import locked
+from gramgn.locks import is_locked, locked
 from gramgn.records.files import write_atomic
 from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
 from gramgn.records.schema import FORMAT, STATES, check_record
@@ -187,6 +187,10 @@ class RunFolder:
         busy = f"another process is writing the run {self.path}. Wait until it has ended, or stop it."
         with locked(self._lock_file, busy):
             yield
+
+    def is_busy(self) -> bool:
+        """Return whether another process is writing the run."""
+        return is_locked(self._lock_file)
 
     def _metrics_text(self) -> str:
         try:

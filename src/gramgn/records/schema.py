@@ -10,6 +10,8 @@ from gramgn.records.columns import look_up
 
 FORMAT = 1
 STATES = ("running", "done", "diverged", "failed", "interrupted")
+WAITING = "waiting"
+"""The state of a job that has not begun, in the table of runs only."""
 
 ENTRIES: Mapping[str, type] = {
     "format": int,
@@ -89,6 +91,11 @@ def check_record(record: Any, source: str, needed: Iterable[str] = ()) -> None:
         )
     _check_types(record, ENTRIES, source)
     for start in record.get("starts") or []:
+        if not isinstance(start, Mapping):
+            raise InputError(
+                f"{source} is damaged: its entry 'starts' holds {str(start)[:40]!r}, not {_WORDS[dict]}. "
+                "Put the original back, or run again"
+            )
         _check_types(start, START_ENTRIES, source, "starts[].")
     for name in needed:
         if look_up(record, name) is None:

@@ -26,12 +26,11 @@ from gramgn.records.identity import other_settings
 from gramgn.records.metrics import Row
 from gramgn.records.results import read_results
 from gramgn.records.run_folder import RunFolder, find_runs
+from gramgn.records.schema import WAITING
 from gramgn.records.sweep_folder import SWEEP_FILE, SweepFolder, code_versions, failure_reason
 
 if TYPE_CHECKING:
     import pandas as pd
-
-WAITING = "waiting"
 
 
 def runs(

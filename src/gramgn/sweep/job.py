@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from gramgn.app import OUTPUT_FILE, Job, one_line_warning, set_repository
 from gramgn.errors import InputError, first_line
 from gramgn.progress import say
@@ -54,6 +56,8 @@ def perform(task: Task, sender: Connection) -> None:
     os.environ.clear()
     os.environ.update(task.environment)
     set_repository(task.root)
+    # Its own lock is a semaphore that outlives a process that is killed, with a warning at the end of the sweep.
+    tqdm.set_lock(threading.RLock())
     warnings.formatwarning = one_line_warning
     try:
         if not task.is_check:

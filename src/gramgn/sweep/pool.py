@@ -25,6 +25,7 @@ from gramgn.sweep.review import Cell
 
 TICK_S = 0.1
 KILL_WAIT_S = 5.0
+KILLED = "killed when the sweep was stopped; resuming starts after its last whole epoch"
 # A sweep of W&B itself would take all of our jobs for a single run.
 WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
 
@@ -234,7 +235,8 @@ def _outcome(child: Child, *, stopping: bool) -> Outcome:
         outcome = Outcome(**child.result, seconds=seconds)
     else:
         state, exit_code = ("interrupted", 130) if stopping else ("failed", 1)
-        outcome = Outcome(state, child.reason(), seconds=seconds, exit_code=exit_code)
+        reason = KILLED if stopping else child.reason()
+        outcome = Outcome(state, reason, seconds=seconds, exit_code=exit_code)
     folder = RunFolder(child.cell.folder)
     is_unfinished = outcome.state in ("failed", "interrupted") and folder.run_json.is_file()
     if is_unfinished and folder.read_run()["state"] == "running":
