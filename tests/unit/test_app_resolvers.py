@@ -131,7 +131,7 @@ def test_none_names_the_command_that_makes_it(outputs: Path) -> None:
     message = str(raised.value)
     assert "there is no run of fig1/afad_ggn_fixup with seed 0 at scale laptop on afad_synthetic" in message
     assert f"python train.py experiment={SOURCE} dataset=afad_synthetic trainer=laptop seed=0\n" in message
-    assert "init_from=<run folder>" in message
+    assert "init_from=<run folder>, or init_from=null to start from weights that are not trained" in message
 
 
 def test_none_that_fits_says_what_there_is(outputs: Path) -> None:
@@ -151,6 +151,7 @@ def test_a_run_that_diverged_is_no_start(outputs: Path) -> None:
     message = str(raised.value)
     assert "diverged (outputs/runs/a): no training can start from it" in message
     assert f"experiment={SOURCE}" in message
+    assert "init_from=null" in message
 
 
 @pytest.mark.parametrize("state", ["running", "interrupted", "failed"])
@@ -160,6 +161,7 @@ def test_a_run_that_is_not_done_is_no_start(outputs: Path, state: str) -> None:
         start()
     assert f"is {state}" in str(raised.value)
     assert "python train.py resume=outputs/runs/a" in str(raised.value)
+    assert "init_from=null" in str(raised.value)
 
 
 def test_a_damaged_record_is_named_and_left_out(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:

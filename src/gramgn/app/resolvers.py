@@ -22,6 +22,7 @@ from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.progress import say
 from gramgn.records import RunFolder, best_alphas, final_loss, find_runs, path_override, runs
 
+ANOTHER_START = "or give init_from=<run folder>, or init_from=null to start from weights that are not trained"
 SYNTHETIC = "_synthetic"
 
 
@@ -76,7 +77,8 @@ def trained(experiment: str, *, _root_: DictConfig) -> str:
     if dataset is None:
         raise ConfigError(
             f"init_from: this run starts from a network of {experiment}, and warm_start.dataset does not say on "
-            "which data set that was trained. Give warm_start.dataset=<its name>, or init_from=<run folder>"
+            "which data set that was trained. Give warm_start.dataset=<its name>, "
+            f"{ANOTHER_START}"
         )
     if _name(_root_.dataset).endswith(SYNTHETIC) and not dataset.endswith(SYNTHETIC):
         dataset += SYNTHETIC
@@ -96,17 +98,17 @@ def trained(experiment: str, *, _root_: DictConfig) -> str:
         raise ConfigError(
             f"init_from: the run of {what} diverged ({folder}): no training can "
             f"start from it. Train one that does not, e.g. with a larger alpha or a smaller lr:\n  {command} "
-            "optimizer.<key>=<value>\nor give init_from=<run folder>"
+            f"optimizer.<key>=<value>\n{ANOTHER_START}"
         )
     for state, ((_, folder), *_) in by_state.items():
         raise ConfigError(
             f"init_from: the run of {what} is not done (it is {state}). Finish it with the command that began it, "
-            f"or with\n  python train.py {path_override('resume', folder)}"
+            f"or with\n  python train.py {path_override('resume', folder)}\n{ANOTHER_START}"
         )
     where = f" in the sweep {sweep}" if sweep else ""
     raise ConfigError(
         f"init_from: there is no run of {what}{where} to start from{others}. "
-        f"Train it with\n  {command}\nor give init_from=<run folder>"
+        f"Train it with\n  {command}\n{ANOTHER_START}"
     )
 
 
