@@ -294,7 +294,7 @@ def static_choice(names: list[str], conv: _ConvNd, x: Tensor, grad: Tensor, libr
         return "kernel"
     if "pointwise" in names:
         return "pointwise"
-    few_channels = conv.in_channels <= FEW_CHANNELS
+    few_channels = x.shape[1] <= FEW_CHANNELS
     if library == BLAS or x.device.type != "cpu":
         if "strips" in names:
             return "strips"

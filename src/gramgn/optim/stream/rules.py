@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from gramgn.optim.stream.blocks import (
@@ -133,6 +133,21 @@ def convolution(
     return blocks
 
 
+def transposed_convolution(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
+    """Return the blocks of the transpose of a convolution: of the convolution of `grad` with output gradient x."""
+    conv = cast(_ConvTransposeNd, module)
+    _check_batched(x, len(conv.kernel_size) + 2)
+    blocks: dict[str, Tensor | Block] = {}
+    if "bias" in names:
+        blocks["bias"] = memory.weight.products.channel_sums(grad)
+    if "weight" in names:
+        padding = cast(tuple[int, ...], conv.padding)
+        blocks["weight"] = memory.conv_paths.form(conv, grad, x.to(grad.dtype), padding, memory.weight)
+    return blocks
+
+
 def convolution_factors(
     module: nn.Module, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
 ) -> LinearFactors:
@@ -230,6 +245,9 @@ RULES: dict[type[nn.Module], Rule] = {
     ),
     nn.Conv2d: Rule(convolution, factors=convolution_factors, prefers_factors=convolution_prefers_factors),
     **dict.fromkeys((nn.Conv1d, nn.Conv3d), Rule(convolution)),
+    **dict.fromkeys(
+        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), Rule(transposed_convolution)
+    ),
     nn.GroupNorm: Rule(group_norm),
     nn.LayerNorm: Rule(layer_norm),
     **dict.fromkeys(_INSTANCE_NORM_NDIM, Rule(instance_norm)),
