@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from gramgn import GramGaussNewton
+from gramgn.optim import Stream
+from gramgn.optim.kernels import Kernels, available, load
 from gramgn.optim.stream import LIBRARIES, PATHS, Buffers, Memory, Products, applicable
 
 
@@ -37,8 +43,10 @@ def weight_gradients(layer: nn.Conv2d, x: Tensor, grad: Tensor) -> Tensor:
     )
 
 
-def formed(path: str, layer: nn.Conv2d, x: Tensor, grad: Tensor, buffers: Buffers) -> Tensor:
-    memory = Memory(buffers, lambda parts, size, like: like.new_empty(parts, len(x), size), Products())
+def formed(
+    path: str, layer: nn.Conv2d, x: Tensor, grad: Tensor, buffers: Buffers, kernels: Kernels | None = None
+) -> Tensor:
+    memory = Memory(buffers, lambda parts, size, like: like.new_empty(parts, len(x), size), Products(kernels))
     with torch.no_grad():
         block = PATHS[path](layer, x, grad, tuple(layer.padding), memory)
     return torch.stack([block.layout.to_param(row.flatten()) for row in block.rows.unbind(1)])
@@ -98,3 +106,73 @@ def test_many_samples_are_taken_a_few_at_a_time(path: str, b: int, C: int, size:
         torch.testing.assert_close(formed(path, layer, x, grad, buffers), expected, rtol=1e-11, atol=1e-11)
         for name in ("strips", "padded", "columns"):
             buffers.get(name, (1,), x).fill_(float("nan"))
+
+
+@pytest.mark.parametrize("form", available())
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.Conv2d(6, 6, (5, 3), padding=(2, 0), groups=6),
+        nn.Conv2d(4, 10, (1, 2), stride=(2, 1), dilation=2, groups=2),
+    ],
+)
+def test_the_kernel_path_forms_the_gradients_of_each_sample(
+    form: str, channels_last: bool, layer: nn.Conv2d
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, layer.in_channels, 9, 11)
+    grad = torch.randn_like(layer(x))
+    if channels_last:
+        x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
+    expected = weight_gradients(copy.deepcopy(layer).double(), x.double(), grad.double())
+    assert "kernel" in applicable(layer, x, grad, tuple(layer.padding), load(form))
+    found = formed("kernel", layer, x, grad, Buffers(), load(form))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("kernels", [None, *available()])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_products_and_sums_in_float32(kernels: str | None, library: str) -> None:
+    """Each way of computing them, against float64; also of groups whose mean is far from zero."""
+    torch.manual_seed(0)
+    products = Products(load(kernels) if kernels else None, library)
+    for offset in (0.0, 1000.0):
+        x, d = torch.randn(6, 8, 5, 7) + offset, torch.randn(6, 8, 5, 7)
+        X, D = x.double(), d.double()
+        near = functools.partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4, check_dtype=False)
+        near(products.sample_sums(d), D.sum(dim=(1, 2, 3)))
+        near(products.channel_sums(d), D.sum(dim=(2, 3)))
+        near(products.channel_dots(d, x), (D * X).sum(dim=(2, 3)), atol=1e-4 * max(1.0, offset))
+        normal = nn.functional.group_norm(X, 2)
+        dots = products.group_norm_dots(d, x, 2, 1e-5)
+        assert (dots is None) == (kernels is None or offset > 0)
+        if dots is not None:
+            near(dots, (D * normal).sum(dim=(2, 3)))
+    a, c = torch.randn(160, 24), torch.randn(160, 40)
+    near(products.transposed_times(a, c), a.double().T @ c.double())
+    near(products.inner_products(a), a.double() @ a.double().T)
+
+
+@pytest.mark.parametrize("kernels", ["off", *available()])
+@pytest.mark.parametrize("padding", [(1, 1), "same", 0])
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular"])
+def test_convolutions_of_few_places_and_many_channels_are_held_as_factors(
+    kernels: str, padding: tuple[int, int] | str | int, padding_mode: str
+) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(24, 40, 3, padding=padding, padding_mode=padding_mode)
+    model = nn.Sequential(conv, nn.Tanh(), nn.Flatten(), nn.LazyLinear(2))
+    x = torch.randn(6, 24, 3, 3)
+    model(x)
+    moved = copy.deepcopy(model)
+    steps = []
+    for each, engine in ((model.double(), "loop"), (moved, Stream(kernels=kernels))):
+        before = torch.cat([param.detach().flatten() for param in each.parameters()])
+        optimizer = GramGaussNewton(each, lam=1.0, alpha=0.3, momentum=0.5, engine=engine)
+        for _ in range(2):  # the second one multiplies J with the first
+            optimizer.step(lambda each=each: each(x.to(next(each.parameters()).dtype)))
+        steps.append(torch.cat([param.detach().flatten() for param in each.parameters()]) - before)
+    assert (steps[1] - steps[0]).norm() <= 1e-4 * steps[0].norm()

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup
 from gramgn.optim import Stream
-from gramgn.optim.stream import CONV_PATHS, PATHS, StreamEngine
+from gramgn.optim.stream import CONV_PATHS, LIBRARIES, PATHS, StreamEngine
 
 # Some networks of the table contain modules without a rule on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
@@ -305,3 +305,63 @@ def test_many_pairs_of_places_are_multiplied_some_at_a_time() -> None:
     slopes = 1 - torch.tanh(table.weight.detach().double()[tokens, 0]) ** 2
     expected = torch.zeros(65, 5000, dtype=torch.float64).scatter_add(1, tokens, slopes)
     assert relative_error(J.gram()[0], expected @ expected.T) < 1e-5
+
+
+class Recurrent(nn.Module):
+    """A cell without a rule, run over a sequence, which may end early."""
+
+    def __init__(self, *, data_dependent: bool = False) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(3, 4), nn.Linear(4, 1)
+        self.data_dependent = data_dependent
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 4)
+        for t in range(x.shape[1]):
+            if self.data_dependent and float(x.detach().abs().sum()) < 0:
+                break
+            h = self.cell(x[:, t], h)
+        return self.head(h)
+
+
+@pytest.mark.parametrize(
+    ("model", "by_vmap"),
+    [
+        (lambda: Recurrent(), True),
+        (lambda: Recurrent(data_dependent=True), False),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(15, 4), nn.Tanh(), nn.Linear(4, 1)), False),
+    ],
+)
+def test_the_default_engine_chooses_by_the_network_and_keeps_its_choice(
+    model: Callable[[], nn.Module], by_vmap: bool
+) -> None:
+    """G09: networks that consist of modules without a rule go by torch.func, if they can, also when resumed."""
+    torch.manual_seed(0)
+    network = model().double()
+    x = torch.randn(6, 5, 3, dtype=torch.float64)
+    optimizer = GramGaussNewton(network, lam=1.0, alpha=0.3)
+    before = torch.get_rng_state()
+    optimizer.step(lambda: network(x) - 1.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    state = optimizer.state_dict()
+    assert state["gram_gauss_newton"]["engine"]["choices"]["by_vmap"] is by_vmap
+    resumed, by_rows = copy.deepcopy(network), copy.deepcopy(network)
+    again = GramGaussNewton(resumed, lam=1.0, alpha=0.3)
+    again.load_state_dict(state)
+    reference = GramGaussNewton(by_rows, lam=1.0, alpha=0.3, engine="loop")
+    for model_, each in ((network, optimizer), (resumed, again), (by_rows, reference)):
+        each.step(lambda model_=model_: model_(x) - 1.0)
+    for param, same, near in zip(*(each.parameters() for each in (network, resumed, by_rows)), strict=True):
+        assert torch.equal(param, same)
+        torch.testing.assert_close(param, near, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_preferred_library_is_part_of_the_state(library: str) -> None:
+    """G09: a run that is resumed on another processor computes by the rules with which it began."""
+    engine = StreamEngine(library=library)
+    other = Stream().build()
+    other.load_state_dict(engine.state_dict())
+    assert other.state_dict()["library"] == library
+    case = CASES_BY_NAME["resnet_fixup"]
+    assert_right(case.make(), engine, case.jacobian())

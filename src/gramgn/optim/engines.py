@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from gramgn.optim.choosing import ChoosingEngine
 from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.guards import check_modes
@@ -77,8 +78,9 @@ class Stream:
             )
 
     def build(self) -> Engine:
-        """Return an engine with these options."""
-        return StreamEngine(
+        """Return an engine with these options; with the defaults, one that may choose `Vmap`."""
+        is_default = replace(self, kernels="auto") == Stream()
+        return (ChoosingEngine if is_default else StreamEngine)(
             chunk_size=self.chunk_size,
             conv_path=self.conv_path,
             low_memory=self.low_memory,

@@ -153,6 +153,7 @@ class CapturedStep(Engine):
             )
         self._forward.replay()
         J = self._forward.result
+        assert isinstance(J, StreamLinearisation)
         # Copied once: loss and residual outlive the next step.
         reading = replace(J.reading, loss=J.reading.loss.clone(), residual=J.reading.residual.clone())
         return CapturedLinearisation(reading, J.num_samples, J.eps, J, self._update)

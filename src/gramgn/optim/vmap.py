@@ -26,6 +26,7 @@ from gramgn.optim.closure import (
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss
 from gramgn.optim.runtime import jacobian_eps
+from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
@@ -79,6 +80,17 @@ class VmapEngine(Engine):
             blocks=[of_outputs[name].flatten(end_dim=1) for name in params],
             trained=trained,
         )
+
+    def works(self, model: nn.Module, params: Mapping[str, Tensor], batch: Batch) -> bool:
+        """Return whether J of the outputs can be formed and agrees with autograd; leaves no trace in the model."""
+        original = model.forward
+        with Snapshot(model, next(iter(params.values())).device).kept():
+            try:
+                _, blocks = _outputs_and_jacobian(model, original, params, batch, None, range(batch.size))
+                self._verify(model, original, params, batch, blocks)
+            except Exception:  # whatever vmap or its comparison reports: another engine is used then
+                return False
+        return True
 
     def _verify(
         self,

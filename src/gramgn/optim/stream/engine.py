@@ -24,6 +24,7 @@ from gramgn.optim.closure import (
     call_closure,
     slopes_of,
 )
+from gramgn.optim.gram import Linearisation
 from gramgn.optim.kept import structure_of
 from gramgn.optim.kernels import OFF, choose, load, resumed
 from gramgn.optim.losses import Loss, Reading
@@ -81,9 +82,7 @@ class StreamEngine:
         kernels = self._memories.products.kernels
         return OFF if kernels is None else kernels.form
 
-    def linearise(
-        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
-    ) -> StreamLinearisation:
+    def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
 
         Networks for which the result would be wrong are rejected: samples interact, a parameter is read outside its
