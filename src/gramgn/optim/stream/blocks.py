@@ -170,7 +170,8 @@ class LinearFactors:
         """Add D^T A and the sum of D, times their scales, for D [b T, F] from `weighted`."""
         if self.weight:
             A, weight = _product(self.A).flatten(end_dim=1), out[self.weight]
-            if weight.dtype == A.dtype and not self.layout and not products.is_fast(D, A):
+            by_torch = weight.dtype == A.dtype and not products.is_fast(len(A) * weight.numel(), D, A)
+            if by_torch and not self.layout:
                 weight.addmm_(D.T, A, alpha=scales[self.weight])
             else:
                 pulled = products.transposed_times(D, A)

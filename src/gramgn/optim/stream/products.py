@@ -24,6 +24,10 @@ LARGE, MANY_ROWS = 10_000_000, {BLAS: 256, ONEDNN: 128}
 """Number of multiply-adds from which a single product keeps several threads busy, and number of rows from which
 computing it by halves pays on a CPU; both timed on two cores."""
 
+LARGE_FOR_KERNELS = 1_500_000
+"""Number of multiply-adds from which the compiled kernels form a single product faster than torch does: below, the work
+around the call is larger. Timed on one core."""
+
 LONG, PIECE = 2**18, 2**15
 """Rows of more than LONG columns are multiplied in pieces of PIECE columns; longer sums lose digits in float32."""
 
@@ -103,20 +107,22 @@ class Products:
 
     def inner_products(self, rows: Tensor) -> Tensor:
         """Return rows rows^T in the dtype of rows [n, size]."""
-        if self.is_fast(rows):
+        if self.is_fast(len(rows) * rows.numel(), rows):
             return self.gram(rows[None]).to(rows.dtype)
         return rows @ rows.T
 
-    def is_fast(self, *tensors: Tensor) -> bool:
-        """Return whether there is something faster for products of these tensors than torch's own."""
+    def is_fast(self, work: int, *tensors: Tensor) -> bool:
+        """Return whether something is faster than torch's own product of these tensors, of `work` multiply-adds."""
         if self.kernels is not None:
-            return serves(*tensors)
+            return work >= LARGE_FOR_KERNELS and serves(*tensors)
+        if work < LARGE:
+            return False
         is_served = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
         return self.library == ONEDNN and is_served and _has_onednn()
 
     def transposed_times(self, a: Tensor, c: Tensor) -> Tensor:
         """Return a^T c, contiguous, for a [n, size] and c [n, other size]."""
-        if not self.is_fast(a, c):
+        if not self.is_fast(a.numel() * c.shape[1], a, c):
             return a.T @ c
         if self.kernels is None:
             return _by_onednn(a.T.contiguous(), c.T.contiguous())
