@@ -119,7 +119,7 @@ figures: $(READY) ## draw the paper's runs into outputs/figures; RUNS=<folders> 
 report: $(READY) ## one page about all runs, outputs/report/index.html, or about RUNS=<folders>, RESULTS=<CSV files>
 	@$(BIN)/python scripts/make_report.py $(SOURCES)
 
-bench: $(KERNELS) ## measure a step relative to SGD's and other packages' (about 15 minutes, on an idle machine)
+bench: $(KERNELS) ## measure a step relative to SGD's and other packages' (about 20 minutes, on an idle machine)
 	@$(BIN)/python benchmarks/step.py --breakdown --convolutions
 
 bench-pipeline: $(KERNELS) ## measure start-up, preparing, overhead and memory of the pipeline
