@@ -6,7 +6,8 @@ Our step forms per-sample gradients at the cost of the weights' gradient, and ad
 - for parameters whose block of J is formed (convolutions, scalars): b m for the Gram product (half of it where
   only one triangle is formed) and m for J^T u;
 - for a linear layer from i to o, (A A^T + 1) o (D D^T): b (i + o), and nothing for J^T u, which takes the place
-  of the weight's gradient.
+  of the weight's gradient. The same for a convolution from i entries per place to o filters at T places where
+  b T^2 (i + o) is less than b m.
 
 The solve, b^2 / 3 per sample, is left out: it is below the rounding of the table.
 """
@@ -26,7 +27,7 @@ class Counts:
 
     Attributes:
         forward: F, of the forward pass.
-        factored: The part of F in linear layers, whose block is never formed.
+        factored: The part of F in layers whose block is never formed.
         gram: Of the whole Gram product, both triangles.
         update: Of J^T u beyond SGD's own work.
     """
@@ -59,16 +60,21 @@ def count_operations(model: nn.Module, x: Tensor) -> Counts:
         model: The network.
         x: A batch [b, ...]; b enters the Gram product.
     """
-    forward = factored = 0.0
+    forward = factored = by_factors = 0.0
+    in_factors = 0
     handles = []
 
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal forward, factored
+        nonlocal forward, factored, by_factors, in_factors
         weight = layer.weight
         assert isinstance(weight, Tensor)
         places = math.prod(output.shape[2:]) if output.ndim > 2 else 1
         forward += weight.numel() * places
-        factored += weight.numel() * places * isinstance(layer, nn.Linear)
+        pairs = places**2 * (weight[0].numel() + len(weight))
+        if isinstance(layer, nn.Linear) or pairs < weight.numel():
+            factored += weight.numel() * places
+            by_factors += pairs
+            in_factors += sum(param.numel() for param in layer.parameters())
 
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Linear)]
     for layer in layers:
@@ -80,8 +86,5 @@ def count_operations(model: nn.Module, x: Tensor) -> Counts:
         for handle in handles:
             handle.remove()
     b = len(x)
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    in_factors = sum(param.numel() for layer in linear for param in layer.parameters())
     num_blocks = sum(param.numel() for param in model.parameters()) - in_factors
-    by_factors = sum(layer.in_features + layer.out_features for layer in linear)
     return Counts(forward, factored, gram=b * (num_blocks + by_factors), update=num_blocks)
