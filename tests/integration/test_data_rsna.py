@@ -225,8 +225,8 @@ def test_no_radiographs_is_an_error(tmp_path: Path, content: str) -> None:
         assert part in str(error.value)
 
 
-def test_hidden_files_and_strays(tmp_path: Path) -> None:
-    """D04: planted everywhere, they change nothing."""
+def test_hidden_files_and_strays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """D04: planted everywhere, they change nothing; those of the system are recorded, but not reported."""
     write_kaggle(tmp_path / "raw", num_test=0)
     nested = tmp_path / "raw" / "boneage-training-dataset"
     image = (nested / "boneage-training-dataset" / "1377.png").read_bytes()
@@ -239,6 +239,9 @@ def test_hidden_files_and_strays(tmp_path: Path) -> None:
     data = rsna(tmp_path / "raw").load(8)
     assert len(data.keys) == 40
     assert data.summary["unused"] == {"system or hidden file": 13, "name is not <id>.png": 6}
+    err = capsys.readouterr().err
+    assert "6 x name is not <id>.png" in err
+    assert "system or hidden file" not in err
 
 
 def test_grey_is_stored_once(tmp_path: Path) -> None:

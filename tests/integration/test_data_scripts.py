@@ -44,7 +44,7 @@ def test_prepare_a_data_set(repository: Path, tmp_path: Path) -> None:
     assert (done.returncode, "images.npy differs from what was written" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("content", ["loose images", "bad image", "bad option"])
+@pytest.mark.parametrize("content", ["loose images", "bad image", "bad option", "doubled key"])
 def test_bad_input_is_one_message(repository: Path, tmp_path: Path, content: str) -> None:
     """D01: exit code 2, one message, no traceback, nothing that looks like a finished set."""
     raw = tmp_path / "raw"
@@ -58,11 +58,17 @@ def test_bad_input_is_one_message(repository: Path, tmp_path: Path, content: str
     options = [f"dataset.root={raw}", f"dataset.prepared_root={tmp_path / 'prepared'}", "image_size=16"]
     if content == "bad option":
         options.append("dataset.variant=light")
+    if content == "doubled key":
+        options.append("image_size=32")
     done = run(repository, "prepare_data.py", "dataset=afad", *options, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == 1
-    assert ("lite, full" if content == "bad option" else str(raw)) in done.stderr
+    words = {
+        "bad option": "lite, full",
+        "doubled key": "image_size is given twice: image_size=16 and image_size=32",
+    }
+    assert words.get(content, str(raw)) in done.stderr
     assert not list(tmp_path.glob("prepared/*/meta.json"))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 from offline_wandb import (
     CONFIG,
     HOST,
@@ -89,6 +90,25 @@ def test_a_job_that_fails_reports_it_and_the_next_has_its_own_run(tmp_path: Path
     assert [exit_codes(found) for found in records] == [[1], [0]]
     assert summary(records[0])["error"] == "ArithmeticError: it broke"
     assert [stored_config(found)["seed"] for found in records] == [1, 2]
+
+
+def test_the_id_that_an_agent_chose_is_the_one_that_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H24: under `wandb agent` the environment decides; a resume elsewhere continues the same W&B run."""
+    folder, run = make_run(tmp_path / "run")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    monkeypatch.setenv("WANDB_RUN_ID", "of-the-agent")
+    wandb.teardown()  # W&B reads the environment once per process
+    first = WandbMirror.start(folder, run, OFFLINE)
+    first.finish()
+    assert first.run_id == "of-the-agent"
+    monkeypatch.delenv("WANDB_SWEEP_ID")
+    monkeypatch.delenv("WANDB_RUN_ID")
+    wandb.teardown()
+    second = WandbMirror.start(folder, {**run, "wandb": {"id": first.run_id}}, OFFLINE)
+    second.finish()
+    assert run_ids(read_back(folder.path)) == [first.run_id] * 2 == [second.run_id] * 2
 
 
 def test_a_resumed_run_keeps_its_id_and_repeats_no_epoch(

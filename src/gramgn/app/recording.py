@@ -70,7 +70,7 @@ class Recording:
         record = self.folder.read_run()
         self.mirror = WandbMirror.start(self.folder, record, tracking)
         if self.mirror.mode != "none":
-            self.folder.update_run(wandb={"id": record["id"], "mode": self.mirror.mode})
+            self.folder.update_run(wandb={"id": self.mirror.run_id, "mode": self.mirror.mode})
 
     def close(self, error: BaseException | None) -> dict[str, Any]:
         """Write the final state and return run.json.

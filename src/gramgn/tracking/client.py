@@ -30,11 +30,14 @@ def open_run(
     resume: bool,
     job_type: str | None = None,
 ) -> Any:
-    """Open a W&B run under the run's own id.
+    """Open a W&B run under the run's own id, or under the one that W&B gave it before.
+
+    An agent of W&B's sweeps chooses the id by the environment; then the result has another one.
 
     Args:
         files: Where W&B creates its folder `wandb`.
-        record: `id`, `name`, `group`, `config`, `dataset`, `model`, `optimizer` and `git` of run.json are used.
+        record: `id`, `wandb.id`, `name`, `group`, `config`, `dataset`, `model`, `optimizer` and `git` of run.json are
+            used.
         config: Mode (`"online"` or `"offline"`), project and time limits.
         resume: Whether to continue the run of that id on the server instead of replacing it.
         job_type: The kind of job. Default: the optimizer's name.
@@ -53,7 +56,7 @@ def open_run(
         run_group=record.get("group"),
         run_job_type=job_type or optimizer.get("name"),
         run_name=record.get("name"),
-        run_id=record["id"],
+        run_id=(record.get("wandb") or {}).get("id") or record["id"],
         run_tags=tuple(str(dataset[key]) for key in ("kind", "name") if dataset.get(key)),
         mode="online" if config.mode == "online" else "offline",
         root_dir=str(files),

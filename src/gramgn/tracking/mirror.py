@@ -19,16 +19,18 @@ _BY_TIME = ("train_s", *_LOSSES, "train_mae", "val_mae", "test_mae")
 
 
 class WandbMirror:
-    """The W&B run of one job, under the id of run.json. Open it with `start`; close it with `finish`.
+    """The W&B run of one job. Open it with `start`; close it with `finish`.
 
     Attributes:
         mode: `"online"`, `"offline"` or `"none"`.
+        run_id: The id that W&B has given the run; empty without one.
     """
 
     def __init__(
         self, folder: RunFolder, record: Mapping[str, Any], run: Any, config: TrackingConfig
     ) -> None:
         self.mode = "none" if run is None else config.mode
+        self.run_id = "" if run is None else str(run.id)
         self._folder, self._record, self._run, self._config = folder, record, run, config
         self._marker = folder.path / "wandb" / "mirrored.json"
 
