@@ -254,3 +254,14 @@ def test_a_damaged_set_without_its_raw_files(tmp_path: Path) -> None:
     assert drawn.load(8).manifest_sha256 == whole.manifest_sha256
     with pytest.raises(DataError, match="no usable raw data"):
         rsna(tmp_path).prepare(8)
+
+
+def test_a_prepared_set_below_its_raw_files_is_no_raw_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(4):
+        picture(number).save(tmp_path / f"{number}.png")
+    for _ in range(2):
+        capsys.readouterr()
+        Rotation(tmp_path, prepared_root=tmp_path / "prepared", workers=1).load(16)
+    assert capsys.readouterr().err == ""

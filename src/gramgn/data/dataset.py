@@ -17,7 +17,7 @@ import numpy as np
 from gramgn.data.decode import DEEP_MAX, RESIZE_MODES, Decode, Decoder
 from gramgn.data.prepare import prepare_set
 from gramgn.data.prepared import open_prepared
-from gramgn.data.raw_state import changes, is_foreign, raw_state, recorded_state
+from gramgn.data.raw_state import RawState, changes, is_foreign, raw_state, recorded_state
 from gramgn.data.scan import describe_folder, is_synthetic, walk
 from gramgn.data.types import Index, RegressionData
 from gramgn.errors import ConfigError, DataError, checked_choice, checked_whole, nearest
@@ -117,8 +117,9 @@ class ImageDataset(ABC):
 
     def raw_files(self) -> Iterator[tuple[str, Path]]:
         """Yield every file that the samples may depend on: its path below `root`, and its path."""
+        holds_prepared = self.prepared_root.is_relative_to(self.root)
         for relative, path, ignored in walk(self.root):
-            if not ignored and not path.is_relative_to(self.prepared_root):
+            if not ignored and not (holds_prepared and path.is_relative_to(self.prepared_root)):
                 yield relative, path
 
     def ensure_raw(self) -> None:  # noqa: B027 - most layouts have nothing to draw
@@ -237,7 +238,7 @@ class ImageDataset(ABC):
             DataError: No raw data, files that cannot be decoded (`on_bad_image="error"`), or a full disk.
         """
         folder = self.prepared_folder(image_size)
-        if folder.is_dir() and self._raw_is_gone(folder):
+        if folder.is_dir() and self._raw_is_gone(folder, raw_state(self)):
             try:
                 open_prepared(folder, rebuild=self.command(image_size))
                 return folder
@@ -274,8 +275,10 @@ class ImageDataset(ABC):
             self.check_raw()
             say(f"dataset {self.name}: not prepared yet at this size, preparing it now in {folder}")
             self.prepare(image_size)
-        elif not self._raw_is_gone(folder) and changes(recorded_state(folder), raw_state(self)):
-            self.prepare(image_size)
+        else:
+            now = raw_state(self)
+            if changes(recorded_state(folder), now) and not self._raw_is_gone(folder, now):
+                self.prepare(image_size)
         prepared = open_prepared(folder, rebuild=self.command(image_size))
         manifest, num_skipped = prepared.manifest, len(prepared.meta["skipped"])
         if num_skipped and self.on_bad_image == "error":
@@ -300,9 +303,9 @@ class ImageDataset(ABC):
             summary={**prepared.summary, "limit": self.limit, "used": len(keys[rows])},
         )
 
-    def _raw_is_gone(self, folder: Path) -> bool:
-        """Return, and report, whether nothing is left of the raw data of a prepared set; what is left is unchanged."""
-        before, now = recorded_state(folder), raw_state(self)
+    def _raw_is_gone(self, folder: Path, now: RawState) -> bool:
+        """Return, and report, whether nothing usable is left of the raw data of a prepared set, and nothing is new."""
+        before = recorded_state(folder)
         gone = (before is None or now.only_lacks(before)) and not (now.files and self.has_raw())
         if gone:
             say(f"note: the raw files in {self.root} are gone; {folder} was prepared from them")
