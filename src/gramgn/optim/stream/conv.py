@@ -290,7 +290,8 @@ def static_choice(names: list[str], conv: _ConvNd, x: Tensor, grad: Tensor, libr
     Zen 5). `conv_path="probe"` measures on the machine at hand. For CUDA the first rule follows from the memory traffic
     of each path and was not measured.
     """
-    if "kernel" in names:
+    # The kernel reads channels-last memory; what it would gain for a kernel of one place, the copy would lose.
+    if "kernel" in names and (_is_channels_last(x) or "pointwise" not in names):
         return "kernel"
     if "pointwise" in names:
         return "pointwise"
