@@ -89,6 +89,8 @@ class Recording:
         entries: dict[str, Any] = {"state": state, "error": entry, "time": self.clock.summary()}
         if self.trainer is not None and self.trainer.position.best.epoch:
             entries["best"] = vars(self.trainer.position.best).copy()
+        if self.trainer is not None and (choices := getattr(self.trainer.optimizer, "choices", None)):
+            entries["engine"] = choices
         record = self.folder.update_run(**entries)
         reason = f"{entry['type']}: {entry['message']}" if entry else None
         self.mirror.finish(exit_code, reason, entries.get("best"))

@@ -182,6 +182,11 @@ class GramGaussNewton(torch.optim.Optimizer):
         """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
         return self._engine.kernels if any(map(serves, self._trained().params.values())) else OFF
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What decides the last bits of J: the engine's name, and what it chose by processor, network or measuring."""
+        return {"name": self._options["engine"].name, **self._engine.state_dict()}
+
     def step(  # type: ignore[override]
         self, closure: Closure | None = None, *, terms: Sequence[Term] | Term | None = None
     ) -> StepInfo:

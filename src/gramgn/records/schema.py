@@ -57,6 +57,7 @@ ENTRIES: Mapping[str, type] = {
     "device.name": str,
     "threads": int,
     "kernels": str,  # the compiled kernels of the optimizer, or "off"; "avx512 then off" after such a resumption
+    "engine": dict,  # what the optimizer's engine chose: see `GramGaussNewton.choices`
     "precision": dict,
     "starts": list,  # one entry per start: time, platform, git, versions
     "resume_count": int,
