@@ -194,7 +194,7 @@ class Trainer:
         if not self.model.training:
             self.reporter.say(
                 f"note: {type(self.model).__name__} was built in evaluation mode and is trained in it (no dropout, "
-                "running statistics as they are); end its __init__ with self.train() to train it in training mode"
+                "running statistics as they are); call .train() on it where it is built to train it in training mode"
             )
         with self.clock.part("startup"):
             self._stepper.prepare(self._batches_of_each_shape())
