@@ -86,7 +86,7 @@ def train(job: Job) -> dict[str, Any]:
             return recording.close(error)
         except BaseException as error:
             if job.stored is not None and recording.trainer is None and isinstance(error, InputError):
-                folder.write_run(job.stored)  # rejected before it was resumed: the run is as it was
+                recording.withdraw(job.stored)  # rejected before it was resumed: the run is as it was
             else:
                 recording.close(error)
             raise

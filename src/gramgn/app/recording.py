@@ -72,6 +72,11 @@ class Recording:
         if self.mirror.mode != "none":
             self.folder.update_run(wandb={"id": self.mirror.run_id, "mode": self.mirror.mode})
 
+    def withdraw(self, stored: dict[str, Any]) -> None:
+        """Leave run.json as it was before this start."""
+        self._reserve.unlink(missing_ok=True)
+        self.folder.write_run(stored)
+
     def close(self, error: BaseException | None) -> dict[str, Any]:
         """Write the final state and return run.json.
 
