@@ -55,10 +55,10 @@ class Recording:
         self.trainer: Trainer | None = None
         self.mirror = WandbMirror(folder, record, None, TrackingConfig("none"))
         self._reserve = folder.path / RESERVE
-        write_atomic(
-            self._reserve, secrets.token_bytes(RESERVE_BYTES)
-        )  # no file system can compress that away
-        folder.write_run(record)
+        with clock.part("startup"):
+            # Random, so that no file system compresses it away.
+            write_atomic(self._reserve, secrets.token_bytes(RESERVE_BYTES))
+            folder.write_run(record)
 
     def log(self, line: str) -> None:
         """Append a line to the run's log file; on a full disk it is lost, and the records will report that."""
