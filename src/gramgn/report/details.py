@@ -50,7 +50,9 @@ def sections(run: ReportRun) -> dict[str, dict[str, str]]:
     """Return headings with names and values about a run; what is not known is left out."""
     record = run.record
     starts = record.get("starts") or []
-    dirty = {True: "yes: files differed from the commit", False: "no"}.get(_at(record, "git", "dirty"))
+    dirty = {"True": "yes: files differed from the commit", "False": "no"}.get(
+        str(_at(record, "git", "dirty"))
+    )
     counts = _at(record, "dataset", "summary", "counts")
     found: dict[str, dict[str, Any]] = {
         "Given on the command line": {
