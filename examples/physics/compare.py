@@ -71,11 +71,16 @@ def adam(model: nn.Module, problem: Problem, share: Callable[[], float], *, lr: 
 
 
 def lbfgs(model: nn.Module, problem: Problem, share: Callable[[], float], *, redraw: int) -> Iterator[None]:
-    """Take steps of L-BFGS on points that are drawn again after `redraw` steps, with a new history."""
+    """Take 20 steps of L-BFGS at a time, on points that are drawn again after `redraw` steps, with a new history."""
     while True:
         terms = problem.draw()
         optimizer = torch.optim.LBFGS(
-            model.parameters(), max_iter=1, history_size=50, line_search_fn="strong_wolfe"
+            model.parameters(),
+            max_iter=20,
+            history_size=50,
+            line_search_fn="strong_wolfe",
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
         )
 
         def closure(optimizer: torch.optim.Optimizer = optimizer, terms: Sequence[Term] = terms) -> Tensor:
@@ -84,7 +89,7 @@ def lbfgs(model: nn.Module, problem: Problem, share: Callable[[], float], *, red
             loss.backward()
             return loss
 
-        for _ in range(redraw):
+        for _ in range(redraw // 20):
             optimizer.step(closure)  # type: ignore[arg-type]
             yield
 
