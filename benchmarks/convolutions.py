@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.problem import Problem
 from benchmarks.timing import interleaved
-from gramgn.optim.stream import PATHS, Buffers, Memory, Products, applicable, static_choice
+from gramgn.optim.stream import PATHS, Buffers, Memory, Products, applicable, geometry_of, static_choice
 
 SUMMED, GRAM = "summed", "Gram"
 ROUNDS = 5
@@ -82,14 +82,15 @@ def time_convolutions(problem: Problem, channels_last: bool, rounds: int = ROUND
 def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) -> Convolution:
     padding = conv.padding
     assert isinstance(padding, tuple)
-    names = applicable(conv, x, grad, padding)
+    geometry = geometry_of(conv)
+    names = applicable(geometry, x, grad, padding)
     buffers, products = Buffers(), Products()
     # The block's memory is reused from call to call, as in the engine.
     scratch = Memory(
         buffers, lambda parts, size, like: buffers.get("J", (parts, len(x), size), like), products
     )
-    chosen = static_choice(names, conv, x, grad, products.library)
-    block = PATHS[chosen](conv, x, grad, padding, scratch).rows.clone()
+    chosen = static_choice(names, geometry, x, grad, products.library)
+    block = PATHS[chosen](geometry, x, grad, padding, scratch).rows.clone()
 
     def summed() -> None:
         torch.ops.aten.convolution_backward(
@@ -108,7 +109,7 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) ->
 
     steps: dict[str, Any] = {SUMMED: summed, GRAM: lambda: products.gram(block)}
     for name in names:
-        steps[name] = lambda path=PATHS[name]: path(conv, x, grad, padding, scratch)
+        steps[name] = lambda path=PATHS[name]: path(geometry, x, grad, padding, scratch)
     with torch.no_grad():
         seconds = interleaved(steps, x.device, rounds)
     C, F, (height, width) = conv.in_channels, conv.out_channels, conv.kernel_size

@@ -362,6 +362,20 @@ class OutsideTheLayers(nn.Module):
         return self.inner(torch.tanh(x)) + (x.cosh() ** self.powers[1]).sum(dim=1)
 
 
+class Scalars(nn.Module):
+    """Parameters without dimensions, in expressions without dimensions and as factors and summands of activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.scale, self.shift, self.power = (nn.Parameter(torch.tensor(0.5)) for _ in range(3))
+        self.gain = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x) * (1 + self.scale) + 2 * self.shift * self.shift
+        return torch.tanh(x * (3 - self.gain) - self.shift) * (self.power * self.scale).exp()
+
+
 class PaddedTokens(nn.Module):
     """Embeddings of repeated and padding tokens, added to a table of positions that all samples share."""
 
@@ -445,6 +459,8 @@ CASES = (
     Case("merged_weights", MergedWeights, vectors(b=4)),
     Case("attention", Attention, lambda: (torch.randn(4, 3, 4, dtype=torch.float64),)),
     Case("outside_the_layers", OutsideTheLayers, vectors(size=4)),
+    Case("scalars", Scalars, vectors()),
+    Case("scalars_one_sample", Scalars, vectors(b=1)),
     Case("padded_tokens", PaddedTokens, lambda: (torch.randint(0, 7, (6, 3)),)),
     Case("norms", norms, lambda: (torch.randn(3, 2, 5, dtype=torch.float64),)),
     Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2), vmap=False),

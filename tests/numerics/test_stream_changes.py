@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 
-from gramgn import GramGaussNewton
+from gramgn import GramGaussNewton, Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
 
@@ -379,3 +379,42 @@ def test_dtypes_may_change_between_steps() -> None:
     net.float()
     optimizer.step(lambda: net(x.float()) - 1)
     assert all(map(torch.equal, net.parameters(), same.parameters()))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"padding": (0, 2)},
+        {"padding": "same"},
+        {"padding": "valid"},
+        {"padding": 2},
+        {"padding": (2, 2), "dilation": (2, 2)},
+        {"padding": "same", "dilation": (3, 2)},
+        {"stride": (1, 2)},
+        {"stride": 2, "dilation": 2},
+        {"padding_mode": "circular"},
+        {"padding_mode": "circular", "padding": (3, 3)},
+    ],
+    ids=str,
+)
+def test_a_convolution_whose_attributes_change_after_construction(
+    change: dict[str, Any], kernels: str
+) -> None:
+    """As of backbones that are dilated for segmentation; torch pads with zeros by what the attribute says now."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 1)
+    )
+    reference = copy.deepcopy(model).double()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, engine=Stream(kernels=kernels))
+    by_rows = GramGaussNewton(reference, lam=1.0, alpha=0.3, engine="loop")
+    for step in range(6):
+        if step == 2:
+            for each in (model, reference):
+                vars(each[0]).update(change)
+        x = torch.randn(5, 2, 9, 8)
+        optimizer.step(lambda x=x: model(x) - 1.0)
+        by_rows.step(lambda x=x: reference(x.double()) - 1.0)
+    for param, near in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(param.double(), near, rtol=1e-4, atol=1e-4)

@@ -7,7 +7,7 @@ To support another module type, write one small function in `rules.py` and regis
 
 from gramgn.optim.stream.blocks import Buffers, Memory
 from gramgn.optim.stream.capture import find_owners
-from gramgn.optim.stream.conv import CONV_PATHS, PATHS, applicable, static_choice
+from gramgn.optim.stream.conv import CONV_PATHS, PATHS, applicable, geometry_of, static_choice
 from gramgn.optim.stream.engine import StreamEngine
 from gramgn.optim.stream.jacobian import StreamLinearisation
 from gramgn.optim.stream.products import LIBRARIES, Products
@@ -23,5 +23,6 @@ __all__ = [
     "StreamLinearisation",
     "applicable",
     "find_owners",
+    "geometry_of",
     "static_choice",
 ]

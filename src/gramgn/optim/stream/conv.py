@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,10 +46,47 @@ number of output places and size of a sample's input from which one call per sam
 TRIALS = 3
 """Number of runs per path when probing; the fastest counts."""
 
-Path = Callable[[_ConvNd, Tensor, Tensor, tuple[int, ...], Memory], Block]
+
+class Geometry(NamedTuple):
+    """What torch's forward reads from a convolution in this call; attributes may change after construction."""
+
+    weight: Tensor
+    kernel_size: tuple[int, ...]  # of the weight, as in torch's forward, and not the module's attribute
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
 
 
-def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+def geometry_of(conv: _ConvNd) -> Geometry:
+    """Return the geometry of a convolution."""
+    size = tuple(conv.weight.shape[2:])
+    stride, dilation = (by_dimension(value, len(size)) for value in (conv.stride, conv.dilation))
+    return Geometry(conv.weight, size, stride, dilation, conv.groups)
+
+
+def by_dimension(value: Any, num: int) -> tuple[int, ...]:
+    """Return a size by dimension, where torch also takes one number for all of them."""
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * num if len(values) == 1 else values
+
+
+def padding_of(conv: _ConvNd) -> list[int]:
+    """Return what torch's forward pads before and after each dimension, from the last one to the first."""
+    # Only other modes than zeros pad by what was stored at construction.
+    if conv.padding_mode != "zeros":
+        return list(conv._reversed_padding_repeated_twice)
+    size, _, dilation = geometry_of(conv)[1:4]
+    if conv.padding == "same":
+        totals = [d * (n - 1) for n, d in zip(size, dilation, strict=True)]
+        return [part for total in reversed(totals) for part in (total // 2, total - total // 2)]
+    same = by_dimension(0 if conv.padding == "valid" else conv.padding, len(size))
+    return [amount for amount in reversed(same) for _ in range(2)]
+
+
+Path = Callable[[Geometry, Tensor, Tensor, tuple[int, ...], Memory], Block]
+
+
+def grouped(conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
     """Return the block as the weight gradient of convolutions with one group per sample.
 
     A CPU takes a few samples at a time, so that what the library copies into its own format stays in the cache.
@@ -74,7 +112,7 @@ def grouped(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
     return Block(rows, Layout(tuple(conv.weight.shape), tuple(range(conv.weight.ndim))))
 
 
-def single(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+def single(conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
     """Return the block as one weight gradient per sample, in the memory format of the inputs."""
     shape, kept = conv.weight.shape, _is_channels_last(x)
     weight = grad.new_empty(shape).contiguous(
@@ -90,7 +128,7 @@ def single(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], mem
     return Block(rows, Layout(tuple(shape[i] for i in order), inverse))
 
 
-def kernel(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+def kernel(conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
     """Return the block by the compiled kernel, which takes a convolution of a line as one of a plane of one row."""
     kernels, line = memory.products.kernels, x.ndim == 3
     assert kernels is not None
@@ -121,7 +159,7 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 def _weight_gradient(
-    conv: _ConvNd, grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], groups: int
+    conv: Geometry, grad: Tensor, x: Tensor, weight: Tensor, padding: tuple[int, ...], groups: int
 ) -> Tensor:
     """Return the library's gradient of the weight, summed over the samples of x."""
     nothing = [0] * len(conv.kernel_size)
@@ -133,7 +171,7 @@ def _weight_gradient(
     return gradient
 
 
-def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+def columns(conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
     """Return the block as grad [F, plane] times patches [plane, kernel C], a few samples at a time.
 
     With channels last, patches are copied in long runs and nothing has to be transposed.
@@ -160,7 +198,7 @@ def columns(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], me
     return Block(rows, Layout((F, *kernel, C), (0, 3, 1, 2)))
 
 
-def _patches(conv: _ConvNd, padded: Tensor, plane: tuple[int, ...]) -> Tensor:
+def _patches(conv: Geometry, padded: Tensor, plane: tuple[int, ...]) -> Tensor:
     """Return the patches [n, *plane, *kernel, C] of padded pixels [n, H, W, C], a view."""
     to_sample, to_row, to_column, to_channel = padded.stride()
     along = [step * n for step, n in zip((to_row, to_column), conv.stride, strict=True)]
@@ -170,10 +208,11 @@ def _patches(conv: _ConvNd, padded: Tensor, plane: tuple[int, ...]) -> Tensor:
 
 
 def patch_factors(
-    conv: _ConvNd, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
+    module: _ConvNd, x: Tensor, grad: Tensor, weight: str | None, bias: str | None
 ) -> LinearFactors:
     """Return the block of a plane's convolution as that of a linear layer with patches for inputs."""
-    x, (height, width) = padded_input(conv, x.to(grad.dtype))
+    conv = geometry_of(module)
+    x, (height, width) = padded_input(module, x.to(grad.dtype))
     pixels, D = (t.permute(0, 2, 3, 1) for t in (x, grad))
     padded = functional.pad(pixels, (0, 0, width, width, height, height)).contiguous()
     b, *plane, F = D.shape
@@ -182,7 +221,7 @@ def patch_factors(
     return LinearFactors(A, D.reshape(b, 1, -1, F), weight, bias, layout)
 
 
-def pointwise(conv: _ConvNd, x: Tensor, grad: Tensor, _: tuple[int, ...], memory: Memory) -> Block:
+def pointwise(conv: Geometry, x: Tensor, grad: Tensor, _: tuple[int, ...], memory: Memory) -> Block:
     """Return the block of a kernel of one place as grad [F, plane] times x [plane, C]."""
     b, C, F = *x.shape[:2], grad.shape[1]
     rows = memory.rows(1, F * C, x)
@@ -191,7 +230,7 @@ def pointwise(conv: _ConvNd, x: Tensor, grad: Tensor, _: tuple[int, ...], memory
     return Block(rows, Layout((F, C, *conv.kernel_size), tuple(range(x.ndim))))
 
 
-def strips(conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+def strips(conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
     """Return the block as one product per kernel row."""
     (b, C, H, W), F, (height, width) = x.shape, grad.shape[1], conv.kernel_size
     pixels, D = (t.permute(0, 2, 3, 1).contiguous() for t in (x, grad))
@@ -253,18 +292,15 @@ CONV_PATHS = ("static", "probe", *PATHS)
 
 def padded_input(conv: _ConvNd, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Return x, padded where the kernels cannot pad by themselves, and the zero padding that is left to them."""
-    amount = conv._reversed_padding_repeated_twice
-    if conv.padding_mode == "zeros":
-        # The same on both sides; dimensions are listed from the last to the first.
-        if amount[::2] == amount[1::2]:
-            return x, tuple(reversed(amount[::2]))
-        return functional.pad(x, amount), (0,) * len(conv.kernel_size)
-    padded = functional.pad(x, amount, mode=conv.padding_mode) if any(amount) else x
-    return padded, (0,) * len(conv.kernel_size)
+    amount, mode = padding_of(conv), conv.padding_mode
+    if mode == "zeros" and amount[::2] == amount[1::2]:
+        return x, tuple(reversed(amount[::2]))
+    padded = functional.pad(x, amount, mode="constant" if mode == "zeros" else mode) if any(amount) else x
+    return padded, (0,) * (x.ndim - 2)
 
 
 def applicable(
-    conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], kernels: Kernels | None = None
+    conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], kernels: Kernels | None = None
 ) -> list[str]:
     """Return the names of the paths that are correct for a convolution of x with the given zero padding."""
     names = ["grouped", "single"]
@@ -282,7 +318,7 @@ def applicable(
     return names
 
 
-def static_choice(names: list[str], conv: _ConvNd, x: Tensor, grad: Tensor, library: str) -> str:
+def static_choice(names: list[str], conv: Geometry, x: Tensor, grad: Tensor, library: str) -> str:
     """Return one of the applicable paths by shape and processor, so that all runs use the same kernels.
 
     The rules reflect timings for the shapes of ResNet-32 and ResNet-18 on two processors with AVX-512, one whose matrix
@@ -327,7 +363,9 @@ class ConvPaths:
         self.policy = policy
         self.probed: dict[str, str] = {}
 
-    def form(self, conv: _ConvNd, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory) -> Block:
+    def form(
+        self, conv: Geometry, x: Tensor, grad: Tensor, padding: tuple[int, ...], memory: Memory
+    ) -> Block:
         """Return the block of the weight."""
         names = applicable(conv, x, grad, padding, memory.products.kernels)
 

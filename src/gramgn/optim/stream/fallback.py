@@ -32,8 +32,9 @@ def is_elementwise(use: Use, param: Tensor, num_samples: int) -> bool:
         return False
     output = use.node._input_metadata[0]
     shape = tuple(output.shape)
-    broadcast = param.ndim < len(shape) or (param.ndim == len(shape) and param.shape[0] == 1)
-    return bool(shape) and shape[0] == num_samples and broadcast and output.dtype == param.dtype
+    if not shape or shape[0] != num_samples or output.dtype != param.dtype:
+        return False
+    return param.ndim < len(shape) or param.shape[0] == 1
 
 
 def is_of_parameters_alone(node: Node) -> bool:

@@ -28,7 +28,14 @@ from gramgn.optim.stream.blocks import (
     Memory,
     is_cheaper,
 )
-from gramgn.optim.stream.conv import ConvPaths, padded_input, patch_factors
+from gramgn.optim.stream.conv import (
+    ConvPaths,
+    by_dimension,
+    geometry_of,
+    padded_input,
+    padding_of,
+    patch_factors,
+)
 from gramgn.optim.stream.products import Products
 
 
@@ -123,13 +130,13 @@ def convolution(
 ) -> Blocks:
     """Return the blocks of a convolution of x [b, C, *plane] with output gradient [b, F, *output plane]."""
     conv = cast(_ConvNd, module)
-    _check_batched(x, len(conv.kernel_size) + 2)
+    _check_batched(x, conv.weight.ndim)
     blocks: dict[str, Tensor | Block] = {}
     if "bias" in names:
         blocks["bias"] = memory.weight.products.channel_sums(grad)
     if "weight" in names:
         x, padding = padded_input(conv, x.to(grad.dtype))
-        blocks["weight"] = memory.conv_paths.form(conv, x, grad, padding, memory.weight)
+        blocks["weight"] = memory.conv_paths.form(geometry_of(conv), x, grad, padding, memory.weight)
     return blocks
 
 
@@ -138,13 +145,14 @@ def transposed_convolution(
 ) -> Blocks:
     """Return the blocks of the transpose of a convolution: of the convolution of `grad` with output gradient x."""
     conv = cast(_ConvTransposeNd, module)
-    _check_batched(x, len(conv.kernel_size) + 2)
+    _check_batched(x, conv.weight.ndim)
     blocks: dict[str, Tensor | Block] = {}
     if "bias" in names:
         blocks["bias"] = memory.weight.products.channel_sums(grad)
     if "weight" in names:
-        padding = cast(tuple[int, ...], conv.padding)
-        blocks["weight"] = memory.conv_paths.form(conv, grad, x.to(grad.dtype), padding, memory.weight)
+        padding = by_dimension(conv.padding, conv.weight.ndim - 2)
+        x = x.to(grad.dtype)
+        blocks["weight"] = memory.conv_paths.form(geometry_of(conv), grad, x, padding, memory.weight)
     return blocks
 
 
@@ -163,11 +171,11 @@ def convolution_prefers_factors(
     conv = cast(_ConvNd, module)
     if conv_path != "static" or len(shape) != 4 or conv.groups > 1:
         return False
-    amount = conv._reversed_padding_repeated_twice
+    geometry, amount = geometry_of(conv), padding_of(conv)
     padded = [n + sum(amount[i : i + 2]) for n, i in zip(shape[2:], (2, 0), strict=True)]
-    sizes = zip(padded, conv.kernel_size, conv.stride, conv.dilation, strict=True)
+    sizes = zip(padded, geometry.kernel_size, geometry.stride, geometry.dilation, strict=True)
     num_places = math.prod((n - d * (kernel - 1) - 1) // s + 1 for n, kernel, s, d in sizes)
-    return is_cheaper(b, k, num_places, conv.in_channels * math.prod(conv.kernel_size), conv.out_channels)
+    return is_cheaper(b, k, num_places, conv.weight[0].numel(), len(conv.weight))
 
 
 # Normalised inputs are recomputed, not kept.
