@@ -112,7 +112,7 @@ ENGINES = {
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_steps_as_on_the_cpu(cuda: FakeCuda, engine: str) -> None:
     check_same(cuda, {"engine": ENGINES[engine]})
-    own = {"vmap.linearise"} if "vmap" in engine else set()
+    own = {"vmap.linearised"} if "vmap" in engine else set()
     assert sorted(cuda.waits) == sorted(WAITS | own)
 
 

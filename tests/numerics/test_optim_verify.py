@@ -388,6 +388,19 @@ def test_hooks_registered_for_all_modules_are_followed(engine: str) -> None:
     assert torch.allclose(flat(model) - before, -J.T @ u, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("engine", ["stream", "vmap"])
+def test_a_hook_that_mixes_samples_is_reported_in_the_step_after_its_registration(engine: str) -> None:
+    """G11: in steps in which no comparison is due otherwise."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=engine)
+    x = torch.randn(6, 5, dtype=torch.float64)
+    for _ in range(2):
+        optimizer.step(lambda: model(x) - 1)
+    model[1].register_forward_hook(lambda _, __, h: h + h.mean(dim=0, keepdim=True))
+    with pytest.raises(ValueError, match=MIXES):
+        optimizer.step(lambda: model(x) - 1)
+
+
 @pytest.mark.parametrize("options", [Stream(), Vmap()], ids=["stream", "vmap"])
 def test_a_parameter_with_an_entry_for_each_sample_is_not_called_a_mixture(options: Stream | Vmap) -> None:
     model = Of(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 import time
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -354,6 +356,136 @@ def test_the_default_engine_chooses_by_the_network_and_keeps_its_choice(
     for param, same, near in zip(*(each.parameters() for each in (network, resumed, by_rows)), strict=True):
         assert torch.equal(param, same)
         torch.testing.assert_close(param, near, rtol=1e-10, atol=1e-12)
+
+
+class Branching(nn.Module):
+    """A cell without a rule with all that a failed attempt could leave behind, and a branch on large inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head, self.dropout = nn.GRUCell(3, 4), nn.Linear(4, 1), nn.Dropout(0.5)
+        self.calls, self.last = 0, torch.zeros(())
+
+    def forward(self, x: Tensor, limit: float = 10.0) -> Tensor:
+        self.calls += 1
+        h = self.dropout(self.cell(x * random.random(), x.new_zeros(len(x), 4)))
+        if limit < 10:
+            self.last = h.detach()
+            h = h.tanh() if float(x.detach().abs().max()) > limit else h
+        return self.head(h)
+
+
+def steps_of_branching(optimizer: GramGaussNewton, model: nn.Module, limits: list[float]) -> int:
+    """Take one step per limit; return how often the closure was called."""
+    calls = 0
+    for limit in limits:
+        x = torch.randn(6, 3)
+
+        def closure(x: Tensor = x, limit: float = limit) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return model(x, limit) - 1.0
+
+        optimizer.step(closure)
+    return calls
+
+
+def used(optimizer: GramGaussNewton) -> tuple[bool, str, str]:
+    return optimizer.choices["by_vmap"], optimizer.choices["kernels"], optimizer.kernels
+
+
+def same(first: Any, second: Any) -> bool:
+    return all(
+        torch.equal(a, b)
+        for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+
+
+def test_a_first_step_that_torch_func_cannot_take_is_the_one_of_streaming_bitwise() -> None:
+    """G09: the attempt leaves no trace in the attributes and the random numbers."""
+    torch.manual_seed(0)
+    model = Branching()
+    reference = copy.deepcopy(model)
+    states = []
+    for network, engine in ((model, Stream()), (reference, Stream(conv_path="grouped"))):
+        optimizer = GramGaussNewton(network, lam=1.0, alpha=0.3, engine=engine)
+        torch.manual_seed(1)
+        random.seed(1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", message="GramGaussNewton: no rule")
+            assert steps_of_branching(optimizer, network, [0.1, 0.1]) == 2
+        states.append(
+            (torch.get_rng_state().tolist(), random.getstate(), network.calls, network.last.tolist())
+        )
+        assert optimizer.choices.get("by_vmap", False) is False
+    assert states[0] == states[1]
+    assert same(model, reference)
+
+
+def test_a_later_step_that_torch_func_cannot_take_returns_to_streaming_for_good() -> None:
+    """G09: inside the same call of the closure, with one warning, and the same after a resumption."""
+    torch.manual_seed(0)
+    model = Branching()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3)
+    form = GramGaussNewton(
+        copy.deepcopy(model), lam=1.0, alpha=0.3, engine=Stream(conv_path="grouped")
+    ).kernels
+    assert optimizer.kernels == "off"  # what the rule says, before the first step
+    steps_of_branching(optimizer, model, [10.0, 10.0])
+    assert used(optimizer) == (True, "off", "off")
+    saved = copy.deepcopy((model, optimizer.state_dict()))
+    numbers = torch.get_rng_state(), random.getstate()
+    with pytest.warns() as caught:
+        assert steps_of_branching(optimizer, model, [0.1, 0.1, 10.0]) == 3
+    (warned,) = [str(each.message) for each in caught if "layer by layer from now on" in str(each.message)]
+    assert "torch.func" in warned
+    assert used(optimizer) == (False, form, form)
+    assert model.calls == 5
+
+    resumed, state = saved
+    again = GramGaussNewton(resumed, lam=1.0, alpha=0.3)
+    again.load_state_dict(state)
+    torch.set_rng_state(numbers[0])
+    random.setstate(numbers[1])
+    with pytest.warns(RuntimeWarning, match="layer by layer from now on"):
+        steps_of_branching(again, resumed, [0.1])
+    later = copy.deepcopy(resumed)
+    after = GramGaussNewton(later, lam=1.0, alpha=0.3)
+    after.load_state_dict(again.state_dict())
+    assert after.kernels == form
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*from now on")
+        steps_of_branching(after, later, [0.1, 10.0])
+    assert same(later, model)
+
+
+def test_an_error_of_the_network_or_the_closure_decides_nothing() -> None:
+    torch.manual_seed(0)
+    model = Branching()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3)
+    steps_of_branching(optimizer, model, [10.0])
+    with pytest.raises(RuntimeError, match="input has inconsistent input_size"):
+        optimizer.step(lambda: model(torch.randn(6, 2)))
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: model(torch.randn(6, 3)) / (1 // 0))
+    assert optimizer.choices["by_vmap"] is True
+    steps_of_branching(optimizer, model, [10.0])
+
+
+def test_a_transformer_with_dropout_trains_by_default() -> None:
+    """Streaming cannot call a module without a rule again that draws random numbers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 1))
+    reference = copy.deepcopy(model)
+    for network, engine in ((model, "stream"), (reference, "vmap")):
+        optimizer = GramGaussNewton(network, lam=1.0, alpha=0.3, engine=engine)
+        torch.manual_seed(1)
+        for _ in range(2):
+            x = torch.randn(6, 5, 8)
+            optimizer.step(lambda x=x, network=network: network(x) - 1.0)
+    assert same(model, reference)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

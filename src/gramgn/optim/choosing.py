@@ -7,25 +7,29 @@ in modules without a rule) and recurrent cells (nearly all).
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from gramgn.optim.closure import Batch, Closure, Trained
+from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import Linearisation
+from gramgn.optim.kernels import OFF
 from gramgn.optim.losses import Loss
+from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream import StreamEngine, find_owners
-from gramgn.optim.vmap import VmapEngine
+from gramgn.optim.vmap import VmapEngine, VmapRun
 
 MOST_WITHOUT_RULE = 0.4
 """Share of the trained parameters in modules without a rule from which `torch.func` is preferred."""
 
 
 class ChoosingEngine(StreamEngine):
-    """Streams in the first step, and then decides by which engine J is formed from the second step on.
+    """Forms J by `torch.func` on a CPU for networks for which it is preferred, and for all others layer by layer.
 
-    The rule depends on the network alone: `torch.func` on a CPU where it is preferred (`MOST_WITHOUT_RULE`) and works,
-    tried on the first batch without a trace. The decision is part of `state_dict`.
+    The rule depends on the network alone (`MOST_WITHOUT_RULE`). Where `torch.func` fails in the call of the model, or
+    J that it formed is not autograd's, the same call runs layer by layer, and so do all later ones. The decision is
+    part of `state_dict`.
 
     Attributes:
         by_vmap: The decision; None before the first step.
@@ -36,23 +40,49 @@ class ChoosingEngine(StreamEngine):
         self.by_vmap: bool | None = None
         self._vmap = VmapEngine()
 
+    def kernels_for(self, model: nn.Module, trained: Trained) -> str:
+        """Return the form of the compiled kernels, which `torch.func` does not use."""
+        return OFF if self._prefers_vmap(model, trained) else super().kernels_for(model, trained)
+
+    def _prefers_vmap(self, model: nn.Module, trained: Trained) -> bool:
+        return _is_preferred(model, trained) if self.by_vmap is None else self.by_vmap
+
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`."""
-        if self.by_vmap:
-            return self._vmap.linearise(model, trained, closure, loss)
-        if self.by_vmap is None and not _is_preferred(model, trained):
+        if not self._prefers_vmap(model, trained):
             self.by_vmap = False
-        if self.by_vmap is not None:
             return super().linearise(model, trained, closure, loss)
-        batches: list[Batch] = []
-        handle = model.register_forward_pre_hook(
-            lambda _, args, kwargs: batches.append(Batch(args, kwargs)), with_kwargs=True
-        )
+        by_vmap, streamed, reason = VmapRun(self._vmap, model, trained), self.start(model, trained), ""
+
+        def forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+            nonlocal reason
+            state = Snapshot(model, streamed.device)
+            try:
+                return by_vmap.forward(original, args, kwargs)
+            except Exception as error:  # whatever torch.func or the comparison reports
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            # torch.func itself rejects what would change inputs in place.
+            state.restore()
+            return streamed.forward(original, args, kwargs)
+
         try:
-            linearised = super().linearise(model, trained, closure, loss)
+            read = call_closure(model, closure, loss, forward)
+            linearised = (streamed if reason else by_vmap).linearised(*read)
+        except Exception as error:
+            if reason:
+                error.add_note(f"torch.func, which was tried first, failed as well: {reason}")
+            raise
         finally:
-            handle.remove()
-        self.by_vmap = self._vmap.works(model, trained.params, batches[0])
+            by_vmap.clear()
+            streamed.clear()
+        was_by_vmap, self.by_vmap = self.by_vmap, not reason
+        if was_by_vmap and reason:
+            warnings.warn(
+                "GramGaussNewton: torch.func, which the default engine chose for this network, failed in this step, "
+                f"so J is formed layer by layer from now on ({reason})",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return linearised
 
     def state_dict(self) -> dict[str, Any]:

@@ -180,12 +180,16 @@ class GramGaussNewton(torch.optim.Optimizer):
     @property
     def kernels(self) -> str:
         """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
-        return self._engine.kernels if any(map(serves, self._trained().params.values())) else OFF
+        trained = self._trained()
+        served = any(map(serves, trained.params.values()))
+        return self._engine.kernels_for(self._model, trained) if served else OFF
 
     @property
     def choices(self) -> dict[str, Any]:
         """What decides the last bits of J: the engine's name, and what it chose by processor, network or measuring."""
-        return {"name": self._options["engine"].name, **self._engine.state_dict()}
+        chosen = {"name": self._options["engine"].name, **self._engine.state_dict()}
+        # The state keeps the kernels for a return to streaming.
+        return {**chosen, "kernels": OFF} if chosen.get("by_vmap") else chosen
 
     def step(  # type: ignore[override]
         self, closure: Closure | None = None, *, terms: Sequence[Term] | Term | None = None

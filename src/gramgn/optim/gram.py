@@ -62,9 +62,8 @@ class Linearisation(Protocol):
 class Engine(Protocol):
     """A way of forming J. An engine that makes no choices inherits all but `linearise`."""
 
-    @property
-    def kernels(self) -> str:
-        """The form of the compiled kernels that the engine uses, see `gramgn.optim.kernels`; `"off"` without them."""
+    def kernels_for(self, model: nn.Module, trained: Trained) -> str:
+        """Return the form of the compiled kernels used for a network, see `gramgn.optim.kernels`, or `"off"`."""
         return OFF
 
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:

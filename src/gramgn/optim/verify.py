@@ -53,7 +53,15 @@ def structure_of(model: nn.Module, batch: Batch, params: Mapping[str, Tensor]) -
     return (
         tuple(batch.batched),
         tuple((leaf.shape, leaf.dtype) for leaf in batch.leaves if isinstance(leaf, Tensor)),
-        tuple(module.training for module in model.modules()),
+        tuple(
+            (
+                module.training,
+                len(module._forward_pre_hooks),
+                len(module._forward_hooks),
+                "forward" in vars(module),
+            )
+            for module in model.modules()
+        ),
         tuple(params),
     )
 

@@ -24,9 +24,8 @@ from gramgn.optim.closure import (
     slopes_of,
 )
 from gramgn.optim.gram import BlockLinearisation, Engine
-from gramgn.optim.losses import Loss
+from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import jacobian_eps
-from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
@@ -47,52 +46,10 @@ class VmapEngine(Engine):
         self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
     ) -> BlockLinearisation:
         """Call `closure` once and differentiate its residuals; see `Engine`."""
-        params = trained.params
-        of_outputs: Blocks = {}
-        leaves: list[Tensor] = []
+        run = VmapRun(self, model, trained)
+        return run.linearised(*call_closure(model, closure, loss, run.forward))
 
-        def run(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-            batch = Batch(args, kwargs)
-            try:
-                outputs, blocks = _outputs_and_jacobian(
-                    model, original, params, batch, self.chunk_size, range(batch.size)
-                )
-            except RuntimeError as error:
-                _explain_embeddings(model, error)
-                error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
-                raise
-            self._verify(model, original, params, batch, blocks)
-            of_outputs.update(blocks)
-            leaves.append(outputs.requires_grad_())
-            # A copy, so that a closure may change it in place.
-            return outputs.clone(), batch.size
-
-        reading, num_samples = call_closure(model, closure, loss, run)
-        slopes = slopes_of(reading, leaves[0], model)
-        k, q = slopes.shape[1:]
-        # Compared once: the host waits for the device.
-        if k != q or not bool((slopes == torch.eye(q, dtype=slopes.dtype, device=slopes.device)).all()):
-            of_outputs = {name: _chain(slopes, of_outputs.pop(name)) for name in params}
-        return BlockLinearisation(
-            reading=reading.detached(),
-            num_samples=num_samples,
-            eps=jacobian_eps(model, leaves[0].dtype, leaves[0].device),
-            blocks=[of_outputs[name].flatten(end_dim=1) for name in params],
-            trained=trained,
-        )
-
-    def works(self, model: nn.Module, params: Mapping[str, Tensor], batch: Batch) -> bool:
-        """Return whether J of the outputs can be formed and agrees with autograd; leaves no trace in the model."""
-        original = model.forward
-        with Snapshot(model, next(iter(params.values())).device).kept():
-            try:
-                _, blocks = _outputs_and_jacobian(model, original, params, batch, None, range(batch.size))
-                self._verify(model, original, params, batch, blocks)
-            except Exception:  # whatever vmap or its comparison reports: another engine is used then
-                return False
-        return True
-
-    def _verify(
+    def verify(
         self,
         model: nn.Module,
         original: Forward,
@@ -122,6 +79,50 @@ class VmapEngine(Engine):
             return _joined(outputs)
 
         verify(check, model, original, batch, engine, k=q)
+
+
+class VmapRun:
+    """One step: the call of the model, in which J of its outputs is formed, and then that of the residuals."""
+
+    def __init__(self, engine: VmapEngine, model: nn.Module, trained: Trained) -> None:
+        self._engine, self._model, self._trained = engine, model, trained
+
+    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+        """Run the model on each sample; see `call_closure`."""
+        engine, model, params = self._engine, self._model, self._trained.params
+        batch = Batch(args, kwargs)
+        try:
+            outputs, blocks = _outputs_and_jacobian(
+                model, original, params, batch, engine.chunk_size, range(batch.size)
+            )
+        except RuntimeError as error:
+            _explain_embeddings(model, error)
+            error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
+            raise
+        engine.verify(model, original, params, batch, blocks)
+        self._of_outputs, self._leaf = blocks, outputs.requires_grad_()
+        # A copy, so that a closure may change it in place.
+        return outputs.clone(), batch.size
+
+    def linearised(self, reading: Reading, num_samples: int) -> BlockLinearisation:
+        """Chain the derivative of the residuals to the Jacobian of the outputs."""
+        leaf, of_outputs = self._leaf, self._of_outputs
+        slopes = slopes_of(reading, leaf, self._model)
+        k, q = slopes.shape[1:]
+        # Compared once: the host waits for the device.
+        if k != q or not bool((slopes == torch.eye(q, dtype=slopes.dtype, device=slopes.device)).all()):
+            of_outputs = {name: _chain(slopes, of_outputs.pop(name)) for name in self._trained.params}
+        return BlockLinearisation(
+            reading=reading.detached(),
+            num_samples=num_samples,
+            eps=jacobian_eps(self._model, leaf.dtype, leaf.device),
+            blocks=[of_outputs[name].flatten(end_dim=1) for name in self._trained.params],
+            trained=self._trained,
+        )
+
+    def clear(self) -> None:
+        """Release J of the outputs."""
+        self._of_outputs = {}
 
 
 def _explain_embeddings(model: nn.Module, error: RuntimeError) -> None:

@@ -76,11 +76,9 @@ class StreamEngine:
         self._memories = Memories(ConvPaths(conv_path), products)
         self._fitting: dict[int, int] = {}
 
-    @property
-    def kernels(self) -> str:
-        """The form of the compiled kernels, or `"off"`."""
-        kernels = self._memories.products.kernels
-        return OFF if kernels is None else kernels.form
+    def kernels_for(self, model: nn.Module, trained: Trained) -> str:
+        """Return the form of the compiled kernels, or `"off"`."""
+        return self._form()
 
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
@@ -88,14 +86,15 @@ class StreamEngine:
         Networks for which the result would be wrong are rejected: samples interact, a parameter is read outside its
         module other than by adding or multiplying, or the input of a layer is changed in place.
         """
-        run = (_InChunks if self.chunk_size is not None else _AtOnce)(self, model, trained)
+        run = self.start(model, trained)
         try:
-            reading, num_samples = call_closure(model, closure, loss, run.forward)
-            jacobian = run.jacobian(reading)
+            return run.linearised(*call_closure(model, closure, loss, run.forward))
         finally:
             run.clear()
-        eps = jacobian_eps(model, run.leaf.dtype, run.leaf.device, self.jacobian_dtype)
-        return StreamLinearisation(reading.detached(), num_samples, eps, trained, jacobian)
+
+    def start(self, model: nn.Module, trained: Trained) -> _Run:
+        """Return what forms J in one step."""
+        return (_InChunks if self.chunk_size is not None else _AtOnce)(self, model, trained)
 
     def samples_at_a_time(
         self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]
@@ -111,10 +110,14 @@ class StreamEngine:
                 )
         return self._fitting[batch.size]
 
+    def _form(self) -> str:
+        kernels = self._memories.products.kernels
+        return OFF if kernels is None else kernels.form
+
     def state_dict(self) -> dict[str, Any]:
         """Return the choices that were made by measuring, the kernels, and the preferred library."""
         return {
-            "kernels": self.kernels,
+            "kernels": self._form(),
             "library": self._memories.products.library,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
@@ -145,6 +148,20 @@ class _Run:
         self.dtype = None if anew else engine.jacobian_dtype
         self.device = next(iter(trained.params.values())).device
         self.backward = Backward(trained.params, self.memories)
+
+    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+        """Run the model; see `call_closure`."""
+        raise NotImplementedError
+
+    def jacobian(self, reading: Reading) -> Jacobian:
+        """Return J of the residuals."""
+        raise NotImplementedError
+
+    def linearised(self, reading: Reading, num_samples: int) -> StreamLinearisation:
+        """Return the residuals with their J."""
+        jacobian = self.jacobian(reading)
+        eps = jacobian_eps(self.model, self.leaf.dtype, self.leaf.device, self.engine.jacobian_dtype)
+        return StreamLinearisation(reading.detached(), num_samples, eps, self.trained, jacobian)
 
     def reduced_precision(self) -> AbstractContextManager[Any]:
         """Return autocast to the engine's shorter format, if there is one."""
