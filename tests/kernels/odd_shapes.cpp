@@ -62,18 +62,8 @@ void reference(const Convolution& s, const float* x, const float* d, double* out
         }
 }
 
-void convolution(bool tiled) {
-  Convolution s;
-  s.b = pick(1, 2), s.groups = tiled ? 1 : choose({1, 1, 2, 3, 7});
-  s.kh = tiled ? 3 : pick(1, 5), s.kw = tiled ? 3 : pick(1, 5);
-  s.sh = tiled ? 1 : pick(1, 3), s.sw = tiled ? 1 : pick(1, 3);
-  s.dh = tiled ? 1 : pick(1, 2), s.dw = tiled ? 1 : pick(1, 2);
-  s.ph = pick(0, s.kh), s.pw = pick(0, s.kw);
-  const bool depthwise = s.groups > 2 && pick(0, 1);
-  s.C = tiled ? choose({16, 32}) : depthwise ? s.groups : s.groups * choose({1, 2, 3, 9, 16});
-  s.F = tiled ? choose({16, 32, 48}) : s.groups * choose({1, 2, 5, 16, 17, 33});
-  s.H = choose({1, 2, 5, 8, 17}) + (s.kh - 1) * s.dh, s.W = choose({1, 2, 6, 9, 17}) + (s.kw - 1) * s.dw;
-  if (!tiled && pick(0, 9) == 0) s.W += 600;  // longer than a slab
+// Every form on this convolution, whose Ho and Wo are still to be computed.
+void check(Convolution s) {
   s.Ho = (s.H + 2 * s.ph - s.dh * (s.kh - 1) - 1) / s.sh + 1,
   s.Wo = (s.W + 2 * s.pw - s.dw * (s.kw - 1) - 1) / s.sw + 1;
   const int64_t size = s.kh * s.kw * s.C / s.groups * s.F, x_size = s.H * s.W * s.C,
@@ -87,6 +77,32 @@ void convolution(bool tiled) {
       failures += gramgn_conv_weight(form, 2, x, d, out, size, &s, winograd);
       compare("convolution", form, out, expected.get(), s.b * size);
     }
+}
+
+void convolution(bool tiled) {
+  Convolution s;
+  s.b = pick(1, 2), s.groups = tiled ? 1 : choose({1, 1, 2, 3, 7});
+  s.kh = tiled ? 3 : pick(1, 5), s.kw = tiled ? 3 : pick(1, 5);
+  s.sh = tiled ? 1 : pick(1, 3), s.sw = tiled ? 1 : pick(1, 3);
+  s.dh = tiled ? 1 : pick(1, 2), s.dw = tiled ? 1 : pick(1, 2);
+  s.ph = pick(0, s.kh), s.pw = pick(0, s.kw);
+  const bool depthwise = s.groups > 2 && pick(0, 1);
+  s.C = tiled ? choose({16, 32}) : depthwise ? s.groups : s.groups * choose({1, 2, 3, 9, 16});
+  s.F = tiled ? choose({16, 32, 48}) : s.groups * choose({1, 2, 5, 16, 17, 33});
+  s.H = choose({1, 2, 5, 8, 17}) + (s.kh - 1) * s.dh, s.W = choose({1, 2, 6, 9, 17}) + (s.kw - 1) * s.dw;
+  if (!tiled && pick(0, 9) == 0) s.W += 600;  // longer than a slab
+  check(s);
+}
+
+// Planes of several slabs with padding from none to wider than the kernel.
+void padded() {
+  Convolution s;
+  s.b = 1, s.groups = choose({1, 1, 2}), s.kh = pick(1, 4), s.kw = pick(1, 4);
+  s.sh = choose({1, 1, 2}), s.sw = choose({1, 1, 2}), s.dh = pick(1, 2), s.dw = choose({1, 1, 2});
+  s.ph = pick(0, s.kh + 2), s.pw = pick(0, s.kw + 2);
+  s.C = s.groups * choose({1, 2, 3, 9}), s.F = s.groups * choose({1, 3, 4, 8, 16, 20});
+  s.H = pick(20, 70), s.W = pick(20, 70);
+  check(s);
 }
 
 // Gram product and sums of n rows of `size` numbers that lie `stride` apart, or of `size` / C places of C
@@ -128,6 +144,7 @@ void rows() {
 
 int main() {
   for (int i = 0; i < 400; ++i) convolution(i % 4 == 0);
+  for (int i = 0; i < 100; ++i) padded();
   for (int i = 0; i < 200; ++i) rows();
   std::printf("%d failures\n", failures);
   return failures > 0;

@@ -13,6 +13,7 @@ from gramgn.optim.kernels import available, load
 SHAPES = {
     "3x3": (16, (12, 9), 32, (3, 3), 1, 1),
     "3x3, many places": (16, (40, 40), 16, (3, 3), 1, 1),
+    "3x3, medium": (32, (16, 16), 48, (3, 3), 1, 1),
     "3x3, few places": (64, (8, 8), 64, (3, 3), 1, 1),
     "3x3, stride 2": (16, (13, 15), 32, (3, 3), 2, 1),
     "3x3, no padding": (32, (9, 9), 48, (3, 3), 1, 0),
@@ -32,6 +33,10 @@ SHAPES = {
     "1-d": (16, (1, 50), 16, (1, 5), 1, (0, 2)),
     "1-d, long rows": (3, (1, 1200), 5, (1, 9), (1, 3), (0, 8)),
     "tall": (2, (700, 1), 5, (9, 1), (2, 1), (4, 0)),
+    "padding wider than the kernel": (3, (32, 32), 16, (3, 3), 1, 3),
+    "padding wider than the kernel, few filters": (1, (64, 64), 4, (3, 3), 1, 4),
+    "padding wider than the kernel, even kernel": (3, (40, 35), 8, (2, 2), 1, (2, 4)),
+    "padding wider than the kernel, dilated": (2, (70, 20), 5, (2, 3), 1, (5, 1), (2, 1)),
     "dilated": (3, (20, 17), 33, (3, 3), 1, (2, 3), (2, 3)),
     "dilated, stride 2": (16, (20, 17), 16, (3, 3), 2, 2, 2),
     "grouped": (24, (9, 9), 48, (3, 3), 1, 1, 1, 3),
@@ -104,8 +109,48 @@ def test_every_kind_of_convolution(shape, form):
     torch.manual_seed(0)
     x, grad, options = _convolution(*shape)
     reference = _reference(x, grad, **options)
+    poison = [torch.full((n,), 1e30) for n in range(500, 60_000, 1500)]  # what scratch memory then contains
+    del poison
     assert _error(_kernel(form, x, grad, winograd=False, **options), reference) < 1e-6
     assert _error(_kernel(form, x, grad, **options), reference) < 4e-6
+
+
+def _outlier(x: Tensor, grad: Tensor, size: float) -> None:
+    """One place of a large number, where the gradients of all outputs that meet it are zero."""
+    x[:, :, 5, 5] = size
+    grad[:, :, 4:7, 4:7] = 0
+
+
+def _half(x: Tensor, grad: Tensor, size: float) -> None:
+    """A masked half of the plane, as in images with a number for missing data."""
+    x[:, :, :7] = -size
+    grad[:, :, :8] = 0
+
+
+def _channel(x: Tensor, grad: Tensor, size: float) -> None:
+    """Likewise in one channel."""
+    x[:, 3, 5, 5] = size
+    grad[:, :, 4:7, 4:7] = 0
+
+
+def _filter(x: Tensor, grad: Tensor, size: float) -> None:
+    """A large gradient in one filter, where the input is zero."""
+    grad[:, 2, 5, 5] = size
+    x[:, :, 4:7, 4:7] = 0
+
+
+@pytest.mark.parametrize("form", available())
+@pytest.mark.parametrize("size", [30.0, 1e3, 9999.0, 1e6, 1e15])
+@pytest.mark.parametrize("kind", [_outlier, _half, _channel, _filter])
+@pytest.mark.parametrize("name", ["3x3", "3x3, many places", "3x3, few places", "3x3, medium"])
+def test_outliers_cost_no_digits(name, kind, size, form):
+    """Large numbers that meet only zeros leave the error of every sample what it was."""
+    torch.manual_seed(5)
+    x, grad, options = _convolution(*SHAPES[name])
+    kind(x[1:], grad[1:], size)
+    rows = _kernel(form, x, grad, **options)
+    assert _error(rows, _reference(x, grad, **options)) < 4e-6
+    assert torch.equal(rows[1:2], _kernel(form, x[1:2], grad[1:2], **options))
 
 
 @pytest.mark.parametrize("form", available())

@@ -176,3 +176,28 @@ def test_convolutions_of_few_places_and_many_channels_are_held_as_factors(
             optimizer.step(lambda each=each: each(x.to(next(each.parameters()).dtype)))
         steps.append(torch.cat([param.detach().flatten() for param in each.parameters()]) - before)
     assert (steps[1] - steps[0]).norm() <= 1e-4 * steps[0].norm()
+
+
+@pytest.mark.parametrize("kernels", ["off", *available()])
+@pytest.mark.parametrize("outlier_at", [0, 2])
+def test_an_outlier_does_not_spoil_the_step(kernels: str, outlier_at: int) -> None:
+    """G05: where one pixel saturates the network, at a step that is compared with autograd and at one that is not."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(16, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 16, 3, padding=1), nn.Tanh()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1))
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, engine=Stream(kernels=kernels))
+    for step in range(3):
+        x = torch.randn(4, 16, 16, 16)
+        if step == outlier_at:
+            x[0, :, 5, 5], x[1, :, 0, 15] = 1e6, -1e5
+        precise = copy.deepcopy(model).double()
+        changes = []
+        for each, opt in (
+            (precise, GramGaussNewton(precise, lam=1.0, alpha=0.3, engine="loop")),
+            (model, optimizer),
+        ):
+            before = torch.cat([param.detach().flatten() for param in each.parameters()])
+            inputs = x.to(before.dtype)
+            opt.step(lambda each=each, inputs=inputs: each(inputs))
+            changes.append(torch.cat([param.detach().flatten() for param in each.parameters()]) - before)
+        assert (changes[1] - changes[0]).norm() <= 2e-4 * changes[0].norm()

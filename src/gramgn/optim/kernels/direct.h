@@ -186,8 +186,10 @@ static void direct_slab(const Convolution& s, const Slab& t, const float* x, con
   for (int64_t f = f0; f < f1; f += 2 * L) {
     const int64_t width = min(2 * L, f1 - f);
     const bool by_rows = width <= L && s.kh > 1 && s.sh == 1;
-    // Each row of X, by_rows, belongs to one slab.
-    const Range own = {t.y0 == 0 ? 0 : min(t.y0, s.H), t.y1 == s.Ho ? s.H : min(t.y1, s.H)};
+    // Each row of X, by_rows, belongs to one slab that meets it: with wide padding, rows y0 .. y1 come too late.
+    const int64_t late = max(0, s.ph - (s.kh - 1) * s.dh);
+    const Range own = {t.y0 == 0 ? 0 : min(max(0, t.y0 - late), s.H),
+                       t.y1 == s.Ho ? s.H : min(max(0, t.y1 - late), s.H)};
     Plane D = {d + f, 0, s.Wo * s.F, s.F};
     if (width % L || (by_rows && !joint(s))) {
       const Range met = {max(0, own.from - offset(s.kh - 1)), min(s.Ho, own.to - offset(0))};

@@ -7,6 +7,7 @@ namespace FORM {
 
 constexpr int L = LANES;
 typedef float Vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t Bits __attribute__((vector_size(4 * LANES)));
 typedef float Unaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 INLINE Vector load(const float* p) { return *(const Unaligned*)p; }
@@ -23,6 +24,8 @@ INLINE int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max(int64_t a, int64_t b) { return a < b ? b : a; }
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t whole(int64_t floats) { return ceil_div(floats, L) * L; }  // rounded up to vectors
+
+INLINE Vector magnitude(Vector v) { return (Vector)((Bits)v & 0x7fffffff); }
 
 INLINE float sum_of_lanes(Vector v) {
   float sums[L];

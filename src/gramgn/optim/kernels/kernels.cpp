@@ -1,6 +1,7 @@
 // The compiled kernels: every form in one library, chosen by the caller.
 #include "kernels.h"
 
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
