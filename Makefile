@@ -30,15 +30,22 @@ print(pathlib.Path(u.unquote(u.urlsplit(url).path)).resolve())
 endef
 export WHOSE
 
-# Compiles the kernels next to their sources; $(1): what is done where that is impossible.
+# Compiles the kernels aside and renames the library to its place next to the sources, so that a build that fails or is
+# interrupted leaves the library of before. $(1): the exit status where that is impossible.
 define BUILD_KERNELS
-	@rm -rf build/kernels; mkdir -p build/kernels; suffix=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))'); \
-	library=src/gramgn/optim/kernels/library$$suffix; rm -f $$library; \
-	$(BIN)/python setup.py build_ext --inplace --build-temp build/kernels --build-lib build/kernels > build/kernels/log 2>&1 || true; \
-	if [ ! -e $$library ]; then \
-	    if command -v "$${CXX:-c++}" > /dev/null; then echo "the compiled kernels could not be built (the compiler's messages: build/kernels/log)" >&2; \
-	    else echo "there is no C++ compiler ($${CXX:-c++}), so the compiled kernels are not built" >&2; fi; \
-	    $(1); fi
+	@folder=src/gramgn/optim/kernels; work=; trap 'rm -rf $$work' EXIT; trap 'exit 130' INT TERM; \
+	if [ ! -w $$folder ]; then reason="$$folder cannot be written"; \
+	else \
+	    mkdir -p build; work=$$(mktemp -d build/kernels.XXXXXX); \
+	    $(BIN)/python setup.py build_ext --build-temp $$work --build-lib $$work > build/kernels.log 2>&1 || true; \
+	    if mv -f $$work/$${folder#src/}/library* $$folder 2>/dev/null; then exit 0; fi; \
+	    if command -v "$${CXX:-c++}" > /dev/null; then reason="they do not compile (the compiler's messages: build/kernels.log)"; \
+	    else reason="there is no C++ compiler ($${CXX:-c++})"; fi; \
+	fi; \
+	if PYTHONPATH=src $(BIN)/python -c 'import sys; from gramgn.optim.kernels import missing; sys.exit(missing() is not None)'; then \
+	    if [ -w $$folder ] || [ $(1) != 0 ]; then echo "the compiled kernels are not rebuilt, since $$reason; the present ones are up to date and stay in use" >&2; fi; \
+	else echo "the compiled kernels are not built, since $$reason; everything works without them, but takes longer" >&2; fi; \
+	exit $(1)
 endef
 
 .PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory figures report bench bench-pipeline gpu-report clean
@@ -49,7 +56,7 @@ help: ## list the targets
 env: $(KERNELS) ## build the environment .venv from requirements.lock (about 2 to 10 minutes the first time)
 
 kernels: $(READY) ## rebuild the compiled kernels; CXX=clang++ chooses the compiler
-	$(call BUILD_KERNELS,exit 1)
+	$(call BUILD_KERNELS,1)
 	@touch $(KERNELS)
 
 # An environment without our mark is made, or, where VENV= names one that exists, only added to: a torch that is
@@ -73,7 +80,7 @@ $(READY): requirements.lock pyproject.toml
 
 # Again when a source has changed. Nothing needs the kernels, so a machine without a compiler gets on without them.
 $(KERNELS): $(READY) setup.py $(wildcard src/gramgn/optim/kernels/*.cpp src/gramgn/optim/kernels/*.h)
-	$(call BUILD_KERNELS,echo "Everything works without them; it takes longer. Install g++ or clang++ and run make kernels to have them." >&2)
+	$(call BUILD_KERNELS,0)
 	@touch $@
 
 demo: $(KERNELS) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)

@@ -52,10 +52,13 @@ def test_a_run_whose_kernels_are_missing_is_resumed_with_others(
     assert call(*OPTIONS, f"optimizer.engine.kernels={form}", "trainer.epochs=1") == 0
     (folder,) = house.runs()
     monkeypatch.setattr(kernels, "available", lambda: ())
+    monkeypatch.setattr(kernels, "missing", lambda: "the compiled kernels are not built")
     with pytest.warns(RuntimeWarning, match=f"saved with kernels='{form}', and continues with 'off'"):
         assert call(f"resume={folder}", "trainer.epochs=2") == 0
     assert read_run(folder)["kernels"] == f"{form} then off"
-    capsys.readouterr()
+    assert ", kernels off\nnote: the compiled kernels are not built\nrun folder: " in capsys.readouterr().err
+    assert call(*OPTIONS, "optimizer.engine=vmap", "trainer.epochs=1") == 0
+    assert ", kernels" not in capsys.readouterr().err
     assert call(*OPTIONS, f"optimizer.engine.kernels={form}") == 2
     assert f"kernels='{form}': " in capsys.readouterr().err
 

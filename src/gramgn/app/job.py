@@ -283,15 +283,18 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
     names = " + ".join(job.choices.get(group, "?") for group in ("optimizer", "model"))
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     shape = "x".join(map(str, data.batch("val", slice(0, 1))[0].shape[1:]))
-    used = getattr(parts.optimizer, "kernels", None)
-    if used == kernels.OFF and parts.device.type == "cpu" and (reason := kernels.missing()):
-        used = f"{used} ({reason})"
-    return (
+    lines = [
         f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}, {shape}]: "
         f"{counts}; {parts.device}, {parts.config.dtype}, {counted(torch.get_num_threads(), 'thread')}"
-        f"{f', kernels {used}' if used else ''}\n"
-        f"run folder: {shown(job.folder)}"
-    )
+    ]
+    # Only an engine that may use kernels names them among its choices.
+    used = getattr(parts.optimizer, "kernels", None)
+    if used and "kernels" in getattr(parts.optimizer, "choices", {}):
+        lines[0] += f", kernels {used}"
+        could_use = (parts.device.type, parts.config.dtype) == ("cpu", "float32")
+        if used == kernels.OFF and could_use and (reason := kernels.missing()):
+            lines.append(f"note: {reason}")
+    return "\n".join([*lines, f"run folder: {shown(job.folder)}"])
 
 
 def _probe(model: nn.Module, dataset: Any, config: TrainerConfig, device: torch.device) -> None:

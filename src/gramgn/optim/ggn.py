@@ -180,9 +180,13 @@ class GramGaussNewton(torch.optim.Optimizer):
     @property
     def kernels(self) -> str:
         """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
-        trained = self._trained()
-        served = any(map(serves, trained.params.values()))
-        return self._engine.kernels_for(self._model, trained) if served else OFF
+        if not self._is_served():
+            return OFF
+        return self._engine.kernels_for(self._model, self._trained())
+
+    def _is_served(self) -> bool:
+        """Return whether compiled kernels can read one of the parameters."""
+        return any(map(serves, self._trained().params.values()))
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -367,6 +371,8 @@ class GramGaussNewton(torch.optim.Optimizer):
         name = self._options["engine"].name
         state, counts, choices = check_state(state_dict, self.param_groups, self.counts, name)
         if choices:
+            if "kernels" in choices and not self._is_served():  # which are then used by neither
+                choices = {**choices, "kernels": self._engine.state_dict()["kernels"]}
             self._engine.load_state_dict(choices)
         super().load_state_dict(state)
         self.counts = counts

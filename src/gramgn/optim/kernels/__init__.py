@@ -36,7 +36,7 @@ CHOICES = ("auto", OFF, *FORMS)
 """The values of the option `kernels`."""
 
 VARIABLE = "GRAMGN_KERNELS"
-"""The environment variable that replaces `"auto"`: 0 is `"off"`, 1 the widest form, or a form by its name."""
+"""The environment variable that replaces `"auto"`: one of `CHOICES` in any case, 0 (off) or 1 (the widest form)."""
 
 _FOLDER = Path(__file__).parent
 _CODES = {"avx512": 2, "avx2": 1, "portable": 0}
@@ -82,16 +82,16 @@ def choose(choice: str) -> str:
 
     Raises:
         ValueError: The choice or the variable has no such value, or this machine or installation lacks the form.
+
+    Warns:
+        RuntimeWarning: There is a library, but none that can be used, so that `"auto"` is `"off"`; once per process.
     """
-    name = f"kernels={choice!r}"
-    if choice == "auto" and (given := os.environ.get(VARIABLE)):
-        if given not in ("0", "1", *FORMS):
-            raise ValueError(
-                f"{VARIABLE} must be 0 (no kernels), 1 (the widest form) or one of {', '.join(FORMS)}, got {given!r}"
-            )
-        name, choice = f"{VARIABLE}={given}", {"0": OFF, "1": "widest"}.get(given, given)
+    name, choice = _asked_for(choice)
+    if choice == OFF:
+        return OFF
     forms = available()
-    if choice == OFF or (choice == "auto" and not forms):
+    if choice == "auto" and not forms:
+        _warn_of_unusable_library()
         return OFF
     if not forms:
         raise ValueError(f"{name}: {missing()}")
@@ -117,7 +117,7 @@ def resumed(saved: str, choice: str = "auto") -> str:
         choice: The value of the option `kernels`, see `choose`.
     """
     own = choose(choice)
-    is_open = choice == "auto" and not os.environ.get(VARIABLE)
+    is_open = _asked_for(choice)[1] == "auto"
     if own == saved or (is_open and saved in (OFF, *available())):
         return saved
     reason = (
@@ -130,6 +130,26 @@ def resumed(saved: str, choice: str = "auto") -> str:
         stacklevel=4,
     )
     return own
+
+
+def _asked_for(choice: str) -> tuple[str, str]:
+    """Return how a message names the choice, and the choice: an entry of `CHOICES` or `"widest"`."""
+    given = os.environ.get(VARIABLE)
+    if choice != "auto" or not given:
+        return f"kernels={choice!r}", choice
+    if given.lower() not in ("0", "1", *CHOICES):
+        raise ValueError(
+            f"{VARIABLE} must be 0 (no kernels), 1 (the widest form) or one of {', '.join(CHOICES)}, got {given!r}"
+        )
+    return f"{VARIABLE}={given}", {"0": OFF, "1": "widest"}.get(given, given.lower())
+
+
+@cache
+def _warn_of_unusable_library() -> None:
+    """Warn of a library that was built but is not used; that there is none is normal without a compiler."""
+    _, reason = _library()
+    if reason not in (None, _NO_LIBRARY):
+        warnings.warn(f"GramGaussNewton: {reason}; steps take longer", RuntimeWarning, stacklevel=3)
 
 
 @cache
