@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -79,7 +79,7 @@ class Stream:
 
     def build(self) -> Engine:
         """Return an engine with these options; with the defaults, one that may choose `Vmap`."""
-        is_default = replace(self, kernels="auto") == Stream()
+        is_default = self == Stream(kernels=self.kernels)
         return (ChoosingEngine if is_default else StreamEngine)(
             chunk_size=self.chunk_size,
             conv_path=self.conv_path,
