@@ -71,10 +71,12 @@ def environment(checkout: Path) -> Path:
 
 
 def make(target: str, environment: Path, compiler: str) -> subprocess.CompletedProcess[str]:
+    # Not as a part of the make that runs the tests.
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(
         ["make", target, f"VENV={environment}"],
         cwd=environment.parent,
-        env=os.environ | {"CC": compiler, "CXX": compiler},
+        env=outside | {"CC": compiler, "CXX": compiler},
         capture_output=True,
         text=True,
         timeout=120,

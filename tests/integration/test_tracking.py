@@ -187,6 +187,7 @@ class BrokenRun:
 
     def __init__(self, log: Callable[[], None], finish: Callable[[], None]) -> None:
         self.summary: dict[str, Any] = {}
+        self.id = "broken"
         self.log = lambda values: log()
         self.finish = lambda exit_code: finish()
 
