@@ -38,7 +38,7 @@ define BUILD_KERNELS
 	else \
 	    mkdir -p build; work=$$(mktemp -d build/kernels.XXXXXX); \
 	    $(BIN)/python setup.py build_ext --build-temp $$work --build-lib $$work > build/kernels.log 2>&1 || true; \
-	    if mv -f $$work/$${folder#src/}/library* $$folder 2>/dev/null; then exit 0; fi; \
+	    if mv -f $$work/$${folder#src/}/compiled* $$folder 2>/dev/null; then exit 0; fi; \
 	    if command -v "$${CXX:-c++}" > /dev/null; then reason="they do not compile (the compiler's messages: build/kernels.log)"; \
 	    else reason="there is no C++ compiler ($${CXX:-c++})"; fi; \
 	fi; \

@@ -13,7 +13,7 @@ SOURCES = sorted([*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h")])
 setup(
     ext_modules=[
         Extension(
-            "gramgn.optim.kernels.library",
+            "gramgn.optim.kernels.compiled",
             [str(FOLDER / "kernels.cpp")],
             depends=[str(path) for path in SOURCES],
             define_macros=[

@@ -89,7 +89,7 @@ def _timed(conv: nn.Conv2d, x: Tensor, grad: Tensor, count: int, rounds: int) ->
     scratch = Memory(
         buffers, lambda parts, size, like: buffers.get("J", (parts, len(x), size), like), products
     )
-    chosen = static_choice(names, geometry, x, grad, products.library)
+    chosen = static_choice(names, geometry, x, grad, products.backend)
     block = PATHS[chosen](geometry, x, grad, padding, scratch).rows.clone()
 
     def summed() -> None:

@@ -229,7 +229,7 @@ def loaded_from(folder: Path) -> Any:
 def test_a_library_of_other_sources_or_another_interpreter_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "kernels"
     shutil.copytree(Path(kernels.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (library,) = folder.glob("library.*.so")
+    (library,) = folder.glob("compiled.*.so")
     assert loaded_from(folder).available() == FORMS
     sources = [*folder.glob("*.h"), *folder.glob("*.cpp")]
     sources[0].write_text(sources[0].read_text() + "\n")
@@ -245,7 +245,7 @@ def test_a_library_of_other_sources_or_another_interpreter_is_not_used(tmp_path:
     with pytest.warns(RuntimeWarning, match="cannot be loaded .* steps take longer") as caught:
         assert [module.choose(choice) for choice in ("off", "auto", "auto")] == ["off"] * 3
     assert len(caught) == 1
-    library.rename(folder / "library.cpython-27.so")
+    library.rename(folder / "compiled.cpython-27.so")
     module = loaded_from(folder)
     assert "not built" in module.missing()
     with warnings.catch_warnings():

@@ -40,7 +40,7 @@ def build(checkout: Path, **environment: str) -> tuple[str, list[Path]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr, list((checkout / KERNELS).glob("library*"))
+    return done.stdout + done.stderr, list((checkout / KERNELS).glob("compiled*"))
 
 
 def test_without_a_compiler_there_is_no_library_and_no_failure(checkout: Path) -> None:
@@ -88,7 +88,7 @@ def make(target: str, environment: Path, compiler: str) -> subprocess.CompletedP
 def test_a_build_that_fails_leaves_the_library_of_before(
     checkout: Path, environment: Path, repository: Path
 ) -> None:
-    (built,) = (repository / KERNELS).glob("library*.so")
+    (built,) = (repository / KERNELS).glob("compiled*.so")
     library = Path(shutil.copy(built, checkout / KERNELS / built.name))
     for target, status in (("env", 0), ("kernels", 2)):
         done = make(target, environment, "false")
@@ -111,7 +111,7 @@ def test_a_library_is_replaced_as_a_whole(checkout: Path, environment: Path) -> 
     compiler = checkout / "compiler"
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo new > "$2"\n')
     compiler.chmod(0o755)
-    library = checkout / KERNELS / f"library{sysconfig.get_config_var('EXT_SUFFIX')}"
+    library = checkout / KERNELS / f"compiled{sysconfig.get_config_var('EXT_SUFFIX')}"
     library.write_text("old")
     with library.open() as in_use:
         done = make("kernels", environment, str(compiler))

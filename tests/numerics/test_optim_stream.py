@@ -36,7 +36,7 @@ def test_autograd_forms_no_weight_gradient() -> None:
                 masks.append(tuple(args[10]))
             return func(*args, **(kwargs or {}))
 
-    engine = StreamEngine(library="blas")  # whose paths do not call the library's weight gradient themselves
+    engine = StreamEngine(backend="blas")  # whose paths do not call the library's weight gradient themselves
     for _ in range(2):
         linearised(problem, engine)  # compared with autograd, which forms them
     with Watch():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gramgn import GramGaussNewton
 from gramgn.optim import Stream
 from gramgn.optim.kernels import Kernels, available, load
-from gramgn.optim.stream import LIBRARIES, PATHS, Buffers, Memory, Products, applicable
+from gramgn.optim.stream import BACKENDS, PATHS, Buffers, Memory, Products, applicable
 
 
 @pytest.mark.parametrize(
@@ -22,15 +22,15 @@ from gramgn.optim.stream import LIBRARIES, PATHS, Buffers, Memory, Products, app
     # Small and large products, with few and with many rows.
     [(1, 3, 7), (3, 5, 8), (1, 40, 7000), (2, 257, 400), (3, 600, 31), (1, 8, 300_001)],
 )
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gram_product_of_any_size_is_rows_times_rows(
-    parts: int, n: int, size: int, library: str, dtype: torch.dtype
+    parts: int, n: int, size: int, backend: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
     rows = torch.randn(parts, n, size, dtype=torch.float64).to(dtype)
     expected = torch.einsum("pis,pjs->ij", rows.double(), rows.double())
-    G = Products(library=library).gram(rows)
+    G = Products(backend=backend).gram(rows)
     assert G.dtype == torch.float64
     bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
     assert (G - expected).abs().max() <= bound * expected.abs().max()
@@ -134,11 +134,11 @@ def test_the_kernel_path_forms_the_gradients_of_each_sample(
 
 
 @pytest.mark.parametrize("kernels", [None, *available()])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_products_and_sums_in_float32(kernels: str | None, library: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_and_sums_in_float32(kernels: str | None, backend: str) -> None:
     """Each way of computing them, against float64; also of groups whose mean is far from zero."""
     torch.manual_seed(0)
-    products = Products(load(kernels) if kernels else None, library)
+    products = Products(load(kernels) if kernels else None, backend)
     for offset in (0.0, 1000.0):
         x, d = torch.randn(6, 8, 5, 7) + offset, torch.randn(6, 8, 5, 7)
         X, D = x.double(), d.double()

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from gramgn import GramGaussNewton
 from gramgn.models import ResNetFixup
 from gramgn.optim import Stream
-from gramgn.optim.stream import CONV_PATHS, LIBRARIES, PATHS, StreamEngine
+from gramgn.optim.stream import BACKENDS, CONV_PATHS, PATHS, StreamEngine
 
 # Some networks of the table contain modules without a rule on purpose.
 pytestmark = pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
@@ -488,12 +488,12 @@ def test_a_transformer_with_dropout_trains_by_default() -> None:
     assert same(model, reference)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_the_preferred_library_is_part_of_the_state(library: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_preferred_backend_is_part_of_the_state(backend: str) -> None:
     """G09: a run that is resumed on another processor computes by the rules with which it began."""
-    engine = StreamEngine(library=library)
+    engine = StreamEngine(backend=backend)
     other = Stream().build()
     other.load_state_dict(engine.state_dict())
-    assert other.state_dict()["library"] == library
+    assert other.state_dict()["backend"] == backend
     case = CASES_BY_NAME["resnet_fixup"]
     assert_right(case.make(), engine, case.jacobian())

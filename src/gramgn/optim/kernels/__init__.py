@@ -397,7 +397,7 @@ def _restored(form: str) -> Kernels | None:
 @cache
 def _library() -> tuple[ctypes.CDLL | None, str | None]:
     """Return the library of this interpreter, or None and the reason why there is none."""
-    path = _FOLDER / f"library{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    path = _FOLDER / f"compiled{importlib.machinery.EXTENSION_SUFFIXES[0]}"
     if not path.exists():
         return None, _NO_LIBRARY
     try:

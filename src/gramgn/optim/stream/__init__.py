@@ -10,11 +10,11 @@ from gramgn.optim.stream.capture import find_owners
 from gramgn.optim.stream.conv import CONV_PATHS, PATHS, applicable, geometry_of, static_choice
 from gramgn.optim.stream.engine import StreamEngine
 from gramgn.optim.stream.jacobian import StreamLinearisation
-from gramgn.optim.stream.products import LIBRARIES, Products
+from gramgn.optim.stream.products import BACKENDS, Products
 
 __all__ = [
+    "BACKENDS",
     "CONV_PATHS",
-    "LIBRARIES",
     "PATHS",
     "Buffers",
     "Memory",

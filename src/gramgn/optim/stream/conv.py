@@ -318,11 +318,11 @@ def applicable(
     return names
 
 
-def static_choice(names: list[str], conv: Geometry, x: Tensor, grad: Tensor, library: str) -> str:
+def static_choice(names: list[str], conv: Geometry, x: Tensor, grad: Tensor, backend: str) -> str:
     """Return one of the applicable paths by shape and processor, so that all runs use the same kernels.
 
     The rules reflect timings for the shapes of ResNet-32 and ResNet-18 on two processors with AVX-512, one whose matrix
-    products use it (`library` is `"blas"`; an Intel Xeon) and one on which only oneDNN does (`"onednn"`; an AMD EPYC,
+    products use it (`backend` is `"blas"`; an Intel Xeon) and one on which only oneDNN does (`"onednn"`; an AMD EPYC,
     Zen 5). `conv_path="probe"` measures on the machine at hand. For CUDA the first rule follows from the memory traffic
     of each path and was not measured.
     """
@@ -332,7 +332,7 @@ def static_choice(names: list[str], conv: Geometry, x: Tensor, grad: Tensor, lib
     if "pointwise" in names:
         return "pointwise"
     few_channels = x.shape[1] <= FEW_CHANNELS
-    if library == BLAS or x.device.type != "cpu":
+    if backend == BLAS or x.device.type != "cpu":
         if "strips" in names:
             return "strips"
         return "columns" if "columns" in names and (few_channels or max(conv.stride) > 1) else "grouped"
@@ -375,7 +375,7 @@ class ConvPaths:
         if self.policy in names:
             return run(self.policy)
         if self.policy != "probe" or len(names) == 1:
-            return run(static_choice(names, conv, x, grad, memory.products.library))
+            return run(static_choice(names, conv, x, grad, memory.products.backend))
         shape = f"{list(x.shape)} {list(conv.weight.shape)} stride {conv.stride} {x.stride()} {x.dtype} {x.device}"
         if self.probed.get(shape) not in names:
             self.probed[shape] = min(names, key=lambda name: _seconds(lambda: run(name), x.device))

@@ -47,7 +47,7 @@ from gramgn.optim.stream.jacobian import (
     Jacobian,
     StreamLinearisation,
 )
-from gramgn.optim.stream.products import BLAS, Products, preferred_library
+from gramgn.optim.stream.products import BLAS, Products, preferred_backend
 from gramgn.optim.verify import Check, Comparison, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -56,8 +56,8 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class StreamEngine:
     """Forms J layer by layer. Memory for J is kept between steps; copies of an engine start without it.
 
-    The arguments are the fields of `gramgn.optim.Stream`, `jacobian_dtype` as a dtype, and `library`: one of
-    `LIBRARIES`, or None (default) for the processor's.
+    The arguments are the fields of `gramgn.optim.Stream`, `jacobian_dtype` as a dtype, and `backend`: one of
+    `BACKENDS`, or None (default) for the processor's.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class StreamEngine:
         low_memory: bool = False,
         jacobian_dtype: torch.dtype | None = None,
         kernels: str = "auto",
-        library: str | None = None,
+        backend: str | None = None,
     ) -> None:
         self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
         self._kernels = kernels
-        products = Products(load(choose(kernels)), library or preferred_library())
+        products = Products(load(choose(kernels)), backend or preferred_backend())
         self._memories = Memories(ConvPaths(conv_path), products)
         self._fitting: dict[int, int] = {}
 
@@ -115,10 +115,10 @@ class StreamEngine:
         return OFF if kernels is None else kernels.form
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the choices that were made by measuring, the kernels, and the preferred library."""
+        """Return the choices that were made by measuring, the kernels, and the preferred backend."""
         return {
             "kernels": self._form(),
-            "library": self._memories.products.library,
+            "backend": self._memories.products.backend,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
         }
@@ -126,7 +126,7 @@ class StreamEngine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Adopt earlier choices, so that a resumed run computes the same; without an entry none was made."""
         kernels = load(resumed(state.get("kernels", OFF), self._kernels))
-        self._memories.products = Products(kernels, state.get("library", BLAS))
+        self._memories.products = Products(kernels, state.get("backend", BLAS))
         self._memories.conv_paths.probed = dict(state["conv_paths"])
         self._fitting = dict(state["samples_at_a_time"])
 

@@ -1,7 +1,7 @@
 """The arithmetic of blocks: products and sums over rows of J, by the library that is fast on this processor.
 
 torch brings two libraries for float32 on an x86 processor, and only one of them may use its widest vectors: oneDNN
-uses AVX-512 wherever there is AVX-512, MKL only on processors of Intel. `preferred_library` says which one forms the
+uses AVX-512 wherever there is AVX-512, MKL only on processors of Intel. `preferred_backend` says which one forms the
 products here. n rows, b samples.
 """
 
@@ -18,7 +18,7 @@ from gramgn.optim.kernels import Kernels, serves
 from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype
 
 BLAS, ONEDNN = "blas", "onednn"
-LIBRARIES = (BLAS, ONEDNN)
+BACKENDS = (BLAS, ONEDNN)
 
 LARGE, MANY_ROWS = 10_000_000, {BLAS: 256, ONEDNN: 128}
 """Number of multiply-adds from which a single product keeps several threads busy, and number of rows from which
@@ -42,7 +42,7 @@ def _has_onednn() -> bool:
 
 
 @cache
-def preferred_library() -> str:
+def preferred_backend() -> str:
     """Return `"onednn"` on processors with AVX-512 that are not of Intel, else `"blas"`."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
@@ -55,11 +55,11 @@ class Products:
 
     Attributes:
         kernels: The compiled kernels, or None.
-        library: The library for matrix products on a CPU, one of `LIBRARIES`; default: `preferred_library()`.
+        backend: The library for matrix products on a CPU, one of `BACKENDS`; default: `preferred_backend()`.
     """
 
     kernels: Kernels | None = None
-    library: str = field(default_factory=preferred_library)
+    backend: str = field(default_factory=preferred_backend)
 
     def gram(self, rows: Tensor) -> Tensor:
         """Return the sum over parts of rows rows^T for rows [parts, n, size], as [n, n] in float64.
@@ -87,15 +87,15 @@ class Products:
     def _add_gram_(self, G: Tensor, rows: Tensor) -> None:
         """Add rows rows^T to G, computing only one of the two off-diagonal blocks if there are many rows."""
         n, size = rows.shape
-        library = self.library if rows.dtype == torch.float32 and _has_onednn() else BLAS
+        backend = self.backend if rows.dtype == torch.float32 and _has_onednn() else BLAS
         if size > LONG:
             for piece in rows.split(PIECE, dim=1):
                 self._add_gram_(G, piece)
             return
-        if library == ONEDNN:
+        if backend == ONEDNN:
             rows = rows.contiguous()
-        times_transposed = _by_onednn if library == ONEDNN else _by_blas
-        if n < MANY_ROWS[library]:
+        times_transposed = _by_onednn if backend == ONEDNN else _by_blas
+        if n < MANY_ROWS[backend]:
             G += times_transposed(rows, rows)
             return
         first, second = slice(0, n // 2), slice(n // 2, n)
@@ -118,7 +118,7 @@ class Products:
         if work < LARGE:
             return False
         is_served = all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
-        return self.library == ONEDNN and is_served and _has_onednn()
+        return self.backend == ONEDNN and is_served and _has_onednn()
 
     def transposed_times(self, a: Tensor, c: Tensor) -> Tensor:
         """Return a^T c, contiguous, for a [n, size] and c [n, other size]."""
