@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from multiprocessing import connection
 from typing import TypeVar
 
 from gramgn.errors import DataError
+from gramgn.progress import say
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,7 +48,8 @@ def map_in_processes(
 ) -> Iterator[R]:
     """Apply a picklable function to tasks in fresh processes and yield the results in order.
 
-    Only a few tasks per worker are queued at a time; closing the iterator cancels those that have not started.
+    Only a few tasks per worker are queued at a time; closing the iterator cancels those that have not started. If the
+    workers would run the script of this process again, which has no main guard, this process does all the work.
 
     Args:
         function: What to apply.
@@ -57,6 +60,10 @@ def map_in_processes(
     Raises:
         DataError: A process died, out of memory for instance.
     """
+    if (script := _unguarded_script()) is not None:
+        say(f"note: {script} has no if __name__ == '__main__': without it no worker processes are used")
+        yield from map(function, tasks)
+        return
     # "spawn": a fork would copy the locks that the parent's threads hold, torch's among them.
     context = multiprocessing.get_context("spawn")
     workers = min(workers, len(tasks))
@@ -77,6 +84,15 @@ def map_in_processes(
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _unguarded_script() -> str | None:
+    """Return the script that this process runs if it has no main guard: every new process would run it again."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None or not os.path.isfile(script):
+        return None
+    with open(script, encoding="utf-8", errors="replace") as stream:
+        return None if "__name__" in stream.read() else script
 
 
 def _start() -> None:

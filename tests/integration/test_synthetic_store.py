@@ -140,9 +140,18 @@ def test_two_processes_draw_one_set(tmp_path: Path) -> None:
     assert not list(base.glob("*.partial"))
 
 
-def test_a_script_without_a_main_guard_ends_with_an_error(tmp_path: Path) -> None:
-    """Its workers run the script again; they must not wait for the lock that their parent holds."""
-    process = start(tmp_path / "raw", 200, 2, guard="")
+def test_a_script_without_a_main_guard_draws_without_workers(tmp_path: Path) -> None:
+    """Worker processes would run the script again."""
+    process = start(tmp_path / "raw", 130, 2, guard="")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"{tmp_path / 'draw.py'} has no if __name__ == '__main__'" in errors
+    assert len(list((tmp_path / "raw" / "n130-seed0").rglob("*.png"))) == 130
+
+
+def test_code_next_to_a_main_guard_ends_with_an_error(tmp_path: Path) -> None:
+    """The workers run it again; they must not wait for the lock that their parent holds."""
+    process = start(tmp_path / "raw", 200, 2, guard="print(__name__)\n")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "if __name__ == '__main__'" in errors.splitlines()[-1]
