@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import connection
+from pathlib import Path
 from typing import TypeVar
 
 from gramgn.errors import DataError
@@ -86,13 +87,11 @@ def map_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _unguarded_script() -> str | None:
+def _unguarded_script() -> Path | None:
     """Return the script that this process runs if it has no main guard: every new process would run it again."""
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is None or not os.path.isfile(script):
-        return None
-    with open(script, encoding="utf-8", errors="replace") as stream:
-        return None if "__name__" in stream.read() else script
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
+    is_guarded = not script.is_file() or b"__name__" in script.read_bytes()
+    return None if is_guarded else script
 
 
 def _start() -> None:

@@ -65,10 +65,11 @@ class IsolatedLauncher(Launcher):
 
     def _begin(self) -> Sweep:
         if self._sweep is None:
-            from gramgn.app import absolute, check_place, register_sweep
+            from gramgn.app import absolute, check_hydra_keys, check_place, register_sweep
             from gramgn.sweep import Sweep, read_options
 
             hydra = self._config.hydra
+            check_hydra_keys(map(str, hydra.overrides.hydra), is_sweep=True)
             options = read_options(*self._options, self._config.get("on_failure"))
             folder = absolute(str(hydra.sweep.dir))
             check_place(folder, self._config.get("name"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 from house import BLOBS, SMALL, Call, House, read_run
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gramgn.records import RunFolder
+from gramgn.app import train_command
+from gramgn.records import RunFolder, path_override
 from gramgn.training import Reporter
 
 CASES = {
@@ -134,6 +137,33 @@ CASES = {
         ["hydra.launcher.n_job=2"],
         ["there is no 'hydra.launcher.n_job' (did you mean 'launcher.n_jobs'?)", "hydra.sweep.dir"],
     ),
+    "a key of Hydra that is nobody's": (
+        ["+hydra.foo=1"],
+        ["+hydra.foo=1 has no effect here", "hydra.run.dir"],
+    ),
+    "another working directory": (["hydra.job.chdir=true"], ["hydra.job.chdir=true has no effect here"]),
+    "files of Hydra's": (["hydra.output_subdir=.hydra"], ["has no effect here"]),
+    "Hydra's own log": (["hydra/job_logging=default"], ["has no effect here"]),
+    "a variable that is not set": (["hydra.job.env_copy=[NOT_SET]"], ["has no effect here"]),
+    "several jobs of one run": (
+        ["hydra.launcher.n_jobs=4"],
+        ["hydra.launcher.n_jobs=4 concerns a sweep, and this is a single run: add -m or sweep="],
+    ),
+    "an axis of no sweep": (["+hydra.sweeper.params.seed=1"], ["concerns a sweep"]),
+    "several values of one run": (
+        ["seed=1,2"],
+        ["seed=1,2 has several values: add -m to sweep over them", "write \"seed='1,2'\""],
+    ),
+    "several choices of one run": (["optimizer=ggn,sgd"], ["optimizer=ggn,sgd has several values: add -m"]),
+    **{
+        f"a path with {path[-1]}": (
+            [f"resume=outputs/{path}"],
+            [f"resume=outputs/{path}: this text needs quotes: \"resume='outputs/{path}'\""],
+        )
+        for path in ("optimizer.lam=1-a3705c91", "lam=1,2", "it(1)", "ä", "a#1", "50%&")
+    },
+    "a path below the home folder": (["init_from=~/run"], ["this text needs quotes: \"init_from='~/run'\""]),
+    "a path with quotes": (["resume=it's"], ["""needs quotes: 'resume='"'"'it\\'"'"'s'"'"''"""]),
     "a key that was removed": (["~seed"], ["seed must not be removed"]),
     "a setting that was removed": (["~trainer.epochs"], ["trainer.epochs must not be removed"]),
     "images of enormous size": (
@@ -148,6 +178,21 @@ CASES = {
     "a command that is no override": (["=5"], ["error:"]),
     "an interpolation to nowhere": (["optimizer.alpha=${nowhere.x}"], ["cannot be resolved", "nowhere"]),
 }
+
+
+@pytest.mark.parametrize("path", ["a=b,c", "it's", "$HOME/(1)", 'a"b', "a b!", "~/ä", "a\\b", "plain-1.0"])
+def test_the_form_that_messages_give_for_a_path_works(path: str) -> None:
+    """In the shell first, then in Hydra."""
+    words = shlex.split(path_override("resume", path))
+    (override,) = OverridesParser.create().parse_overrides(words)
+    assert override.value() == path
+
+
+def test_flags_may_follow_overrides(call: Call, house: House) -> None:
+    """Hydra reads no override after a flag that follows others."""
+    words = ["trainer=debug", "trainer.epochs=1", *BLOBS, "dataset=blobs", "model=tiny", "tracking=none"]
+    assert train_command(words, house.root) == 0
+    assert len(house.runs()) == 1
 
 
 @pytest.mark.parametrize("case", CASES)

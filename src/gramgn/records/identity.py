@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -147,12 +148,12 @@ def identifying(overrides: Iterable[str]) -> list[str]:
 
 
 def path_override(key: str, path: object) -> str:
-    """Return an override to paste into a shell, quoted where Hydra or the shell would misread the path.
-
-    The folder of a sweep's job contains `=` and commas, which Hydra accepts only inside quotes.
-    """
+    """Return an override to paste into a shell, quoted where Hydra or the shell would misread the path."""
     text = str(path)
-    return f"{key}={text}" if re.fullmatch(r"[\w./+@%-]+", text, re.ASCII) else f"\"{key}='{text}'\""
+    if re.fullmatch(r"[\w./+@%-]+", text, re.ASCII):
+        return f"{key}={text}"
+    quoted = "{}='{}'".format(key, text.replace("'", "\\'"))
+    return shlex.quote(quoted) if re.search(r"[$`\"!\\]", quoted) else f'"{quoted}"'
 
 
 def short_hash(parts: Iterable[str]) -> str:
