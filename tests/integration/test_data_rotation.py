@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,42 @@ def test_16_bit_images_that_use_little_of_their_range(
     assert wide.load(24).images.max() > 230
     assert "16-bit" not in capsys.readouterr().err
     assert (wide.prepared_folder(24) == dataset.prepared_folder(24)) is False
+
+
+@pytest.mark.parametrize("kind", [2, 4, 6])
+def test_16_bit_colour_that_uses_little_of_its_range(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: int
+) -> None:
+    """D03: Pillow keeps the upper 8 bits of RGB, grey with alpha, and RGBA."""
+    (tmp_path / "raw").mkdir()
+    ramp = np.linspace(0, 4095, 24 * 24).astype(np.uint16).reshape(24, 24)
+    values = [ramp] * {2: 3, 4: 1, 6: 3}[kind] + [np.full_like(ramp, 65535)] * (kind != 2)
+    lines = b"".join(b"\0" + line.tobytes() for line in np.stack(values, -1).astype(">u2"))
+    header = struct.pack(">IIBBBBB", 24, 24, 16, kind, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    chunks = [
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        for name, data in parts
+    ]
+    (tmp_path / "raw" / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    rotation(tmp_path / "raw", grey_range=[0, 4095]).load(24)
+    said = capsys.readouterr().err
+    assert "1 16-bit colour image with no value above 3,855 of 65,535" in said
+    assert "convert them to 8 bits" in said
+
+
+@pytest.mark.parametrize("suffix", ["gif", "webp", "png", "tiff"])
+def test_of_several_frames_the_first_is_used_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    (tmp_path / "raw").mkdir()
+    first, *others = (picture(number).convert("P") for number in range(3))
+    first.save(tmp_path / "raw" / f"a.{suffix}", save_all=True, append_images=others, lossless=True)
+    first.save(tmp_path / "raw" / "b.png")
+    data = rotation(tmp_path / "raw", max_angle=0.1).load(8)
+    assert "1 image with several frames: the first frame is used" in capsys.readouterr().err
+    a, b = data.images.astype(int)
+    assert np.abs(a - b).max() <= 4  # another angle
 
 
 def test_a_grade_that_does_not_exist_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,6 +64,7 @@ def test_tables_are_recognised(
         'id;boneage;male, if known\n7;"100,0";True\n',
         "id;boneage;male\n7,0;100,00;True\n",
         "id;boneage;male\n7.jpg;100 mo.;True\n",
+        "id|boneage|male\n7|100|True\n",
     ],
 )
 def test_tables_from_spreadsheets(tmp_path: Path, text: str) -> None:
@@ -121,6 +122,11 @@ def test_radiographs_may_be_jpeg(tmp_path: Path) -> None:
         ("id,boneage,male\n7,ten,True\n", ["t.csv: row 2 (7, ten): label row without a usable age"]),
         ("id,boneage,male\nseven,10,True\n", ["t.csv: row 2 (seven, 10): label row without a usable id"]),
         ("id:boneage:male\n7:10:True\n", ["the table t.csv has the columns id:boneage:male"]),
+        ("id,boneage,male\n7,12,5,True\n", ["t.csv: row 2 (7, 12): label row whose cells are shifted"]),
+        ("id,boneage\n7,12,5\n", ["t.csv: row 2 (7, 12): label row whose cells are shifted"]),
+        ("boneage,id,male\n12,5,7,1\n", ["t.csv: row 2 (5, 12): label row whose cells are shifted"]),
+        ("id,boneage,male,Bone Age (months)\n7,1,1,2\n", ["several columns of one meaning: boneage, Bone"]),
+        ("id,Case ID,boneage\n7,8,9\n", ["several columns of one meaning: id, Case ID"]),
         ("name,age\n7,10\n", ["the table t.csv has the columns name, age"]),
         ("", ["the table t.csv has the columns none"]),
     ],
@@ -149,7 +155,9 @@ def test_a_table_that_is_a_named_pipe_is_named(tmp_path: Path) -> None:
         (tmp_path / name).unlink()
 
 
-@pytest.mark.parametrize("age", ["12 years", "1_0", "", " ", "nan", "inf", "unknown", "-3", "0", "2014"])
+@pytest.mark.parametrize(
+    "age", ["12 years", "1_0", "", " ", "nan", "inf", "unknown", "-3", "0", "2014", "1,234"]
+)
 def test_unusable_ages_are_counted(tmp_path: Path, age: str) -> None:
     """D09: blank, NaN, out of range: the row is named and not used."""
     write_csv(tmp_path / "t.csv", TRAIN, [(7, age, "True"), (8, 90, "False")])

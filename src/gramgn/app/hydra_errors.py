@@ -22,8 +22,10 @@ HYDRA_KEYS = (
     *("hydra.launcher.gpus", "hydra.sweeper.params", "hydra.sweeper.points", "hydra.sweeper.extend"),
 )
 # What has an effect here, with everything below it.
-WITH_EFFECT = ("hydra.run.dir", "hydra.sweep", "hydra.launcher", "hydra.sweeper", "hydra.job.env_set")
-WITH_EFFECT += ("hydra.mode", "hydra.searchpath", "hydra.callbacks", "hydra.help")
+WITH_EFFECT = (
+    *("hydra.run.dir", "hydra.sweep", "hydra.launcher", "hydra.sweeper", "hydra.job.env_set"),
+    *("hydra.mode", "hydra.searchpath", "hydra.callbacks", "hydra.help"),
+)
 OF_SWEEPS = ("hydra.sweep", "hydra.launcher", "hydra.sweeper")
 WITH_VALUE = ("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p")
 SYNONYMS = {

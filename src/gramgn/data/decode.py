@@ -7,9 +7,11 @@ returns the same bytes on the same images, but importing it would cost each work
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
+import re
 import struct
 import warnings
 import zipfile
@@ -46,6 +48,10 @@ _DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
 _DEEP_FORMATS = ("PNG", "PPM")
 DEEP_MAX = 65_535
 """Largest value of 16-bit grey."""
+DEEP_COLOUR = "16-bit colour reduced to 8 bits"
+COLOUR_LEVEL = 257
+"""16-bit values per level of 8 bits."""
+FRAMES = re.compile(r"the first of \d+ frames")
 _PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 # What Pillow's plugins raise on damaged files and metadata.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, struct.error)
@@ -76,7 +82,10 @@ class Decoder:
         """Read, hash, decode and resize the item's image."""
         raw, source, mode, note = _read_image(self.root, item.path)
         if isinstance(source, Image.Image):
-            image, brightest = source, 0
+            image = source
+            brightest = (
+                int(np.asarray(image.convert("RGB")).max()) * COLOUR_LEVEL if DEEP_COLOUR in note else 0
+            )
         else:
             image, brightest = _scaled_to_8_bit(source, self.grey_range), int(source.max())
         pixels, done = self.square(to_channels(image, self.channels), item)
@@ -150,14 +159,15 @@ def _open_image(path: Path, raw: bytes) -> tuple[Image.Image | NDArray[Any], str
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:
-            image, note = _decoded(path, raw), ""
+            image, note = _decoded(path, raw)
         except DataError:
             raise
         except Image.DecompressionBombError as error:
             raise DataError(f"{path}: larger than the limit of {MAX_PIXELS:,} pixels") from error
         except _DAMAGE as error:
             try:
-                image, note = _decoded(path, _bare_png(raw)), "metadata that cannot be read left out"
+                image, note = _decoded(path, _bare_png(raw))
+                note = "; ".join(filter(None, (note, "metadata that cannot be read left out")))
             except _DAMAGE:
                 why = f"damaged or incomplete image ({error})"
                 if isinstance(error, UnidentifiedImageError):
@@ -169,7 +179,7 @@ def _open_image(path: Path, raw: bytes) -> tuple[Image.Image | NDArray[Any], str
         try:
             ImageOps.exif_transpose(image, in_place=True)
         except _DAMAGE as error:
-            note = f"Corrupt EXIF data: {error}"
+            note = "; ".join(filter(None, (note, f"Corrupt EXIF data: {error}")))
     # Deprecation warnings concern Pillow's callers, not the file.
     about_file = [
         str(each.message) for each in complaints if not issubclass(each.category, DeprecationWarning)
@@ -182,8 +192,12 @@ def _open_image(path: Path, raw: bytes) -> tuple[Image.Image | NDArray[Any], str
     return (values if hidden is None else np.where(values == hidden, 0, values)), image.mode, note
 
 
-def _decoded(path: Path, raw: bytes) -> Image.Image:
-    """Decode an image fully; raise DataError if it is too large or has an unsupported pixel format."""
+def _decoded(path: Path, raw: bytes) -> tuple[Image.Image, str]:
+    """Decode an image fully; return it with a note on what is lost.
+
+    Raises:
+        DataError: It is too large or has an unsupported pixel format.
+    """
     image = Image.open(io.BytesIO(raw))
     width, height = image.size
     if width * height > MAX_PIXELS:
@@ -195,8 +209,15 @@ def _decoded(path: Path, raw: bytes) -> Image.Image:
         raise DataError(
             f"{path}: pixel format {image.mode} is not supported; convert it to 8 or 16-bit grey or 8-bit RGB"
         )
+    lost = []
+    if not is_deep and ";16" in str(image.tile):
+        lost.append(DEEP_COLOUR)
+    if image.format != "MPO":  # a photograph, with small copies of it
+        with contextlib.suppress(*_DAMAGE):  # only the other frames are damaged
+            num_frames = getattr(image, "n_frames", 1)
+            lost += [f"the first of {num_frames} frames"] * (num_frames > 1)
     image.load()
-    return image
+    return image, "; ".join(lost)
 
 
 def _bare_png(raw: bytes) -> bytes:

@@ -28,11 +28,15 @@ SEXES = {
     **dict.fromkeys(("false", "0", "f", "female"), "F"),
 }
 MAX_MONTHS = 300.0
+SHOWN = 30
 BLANK = "label row without a usable age (blank, not a number of months, or not within 0 to 300)"
 NO_ID = "label row without a usable id (a whole number, all of whose digits are given)"
 TEXT_SUFFIXES = (".csv", ".tsv")
 TABLE_SUFFIXES = (*TEXT_SUFFIXES, ".xlsx")
-SEPARATORS = (",", ";", "\t")
+SEPARATORS = (",", ";", "\t", "|")
+BEYOND = "beyond"
+"""Column with the first cell of a row that is beyond the header."""
+SHIFTED = "label row whose cells are shifted (a decimal comma without quotes?)"
 CONFLICT = "id labelled twice with different ages"
 COLUMNS = ["id", "months", "sex", "role", "table"]
 """Number of the image, age, `"M"`, `"F"` or empty, `"train"`, `"validation"` or `"test"`, path of the label table."""
@@ -40,6 +44,7 @@ _ROLE_WORD = re.compile(r"(?<![a-z])(valid|train|test)")
 _ID = re.compile(r"([0-9]{1,12})([.,]0+)?(\.png|\.jpe?g)?")
 _SCIENTIFIC_ID = re.compile(r"([0-9])[.,]?([0-9]*)e\+?([0-9]{1,2})")
 _MONTHS = re.compile(r"([0-9.,e+-]+)\s*(months?|mon?\.?)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"\d{1,3},\d{3}")
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 
 
@@ -111,9 +116,15 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     if id_at is None or age_at is None:
         if id_at is not None and sex_at is not None:
             tables.ids_without_age |= {int(number) for number in body[id_at].map(_id).dropna()}
-        tables.headers[name] = [str(cell) for cell in cells.iloc[0]] if len(cells) else []
+        tables.headers[name] = [str(cell) for cell in cells.iloc[0] if cell] if len(cells) else []
         tables.unused.append(Unused(name, "table without columns for id and bone age"))
         return tables.labels
+    for known in (ID_COLUMNS, AGE_COLUMNS):
+        same = [str(cells.iat[0, at]) for at, column in enumerate(header) if column in known]
+        if len(same) > 1:
+            raise DataError(
+                f"the table {name} has several columns of one meaning: {', '.join(same)}. Remove all but one"
+            )
     # The official set by file or folder name, else by the columns that only the table of one set has.
     role = role_of(Path(name).parts)
     if not role and (header[age_at].startswith("groundtruth") or header[id_at] == "caseid"):
@@ -123,14 +134,15 @@ def _labels(name: str, cells: pd.DataFrame, tables: LabelTables) -> pd.DataFrame
     rows["id"], rows["months"] = body[id_at].map(_id), body[age_at].map(_months)
     rows["sex"] = "" if sex_at is None else body[sex_at].str.lower().map(SEXES).fillna("")
     rows["role"], rows["table"] = role, name
-    is_usable = rows["id"].notna() & rows["months"].notna()
+    is_shifted = body[BEYOND].str.lower().map(lambda cell: cell in SEXES or cell.isdecimal())
+    is_usable = rows["id"].notna() & rows["months"].notna() & ~is_shifted
     bad, labels = rows[~is_usable], rows[is_usable].astype({"id": int, "months": float})
     tables.num_blank += len(bad)
     tables.unusable_ids |= {int(number) for number in bad["id"].dropna()}
     tables.bad_rows += [
         Unused(
-            f"{name}: row {row.line} ({row.cell or 'no id'}, {row.age or 'no age'})",
-            NO_ID if pd.isna(row.id) else BLANK,
+            f"{name}: row {row.line} ({row.cell[:SHOWN] or 'no id'}, {row.age[:SHOWN] or 'no age'})",
+            SHIFTED if is_shifted[row.line] else NO_ID if pd.isna(row.id) else BLANK,
         )
         for row in rows_of(bad.reset_index(names="line"))
     ]
@@ -165,7 +177,7 @@ def rows_of(table: pd.DataFrame) -> Iterable[Any]:
 
 
 def _read_text(path: Path) -> pd.DataFrame:
-    """Return the stripped cells of a table by line; short rows are filled up, long rows are cut."""
+    """Return the stripped cells of a table by line; short rows are filled up, of long ones one more is kept."""
     import pandas as pd
 
     if path.is_file() and not path.stat().st_size:
@@ -190,8 +202,8 @@ def _read_text(path: Path) -> pd.DataFrame:
         # What is left of the last number may be another one: 7 of 73.
         raise DataError(f"the table {path} is cut in its last line ({last!r:.60}): download it again")
     width = len(rows[0][1]) if rows else 0
-    filled = [[cell.strip() for cell in (row + [""] * width)[:width]] for _, row in rows]
-    return pd.DataFrame(filled, index=[line for line, _ in rows], dtype=str)
+    filled = [[cell.strip() for cell in (row + [""] * (width + 1))[: width + 1]] for _, row in rows]
+    return pd.DataFrame(filled, [line for line, _ in rows], [*range(width), BEYOND], dtype=str)
 
 
 def _num_known(header: str, separator: str) -> int:
@@ -214,7 +226,7 @@ def _read_xlsx(path: Path) -> pd.DataFrame:
         ) from error
     except (OSError, KeyError, ValueError, IndexError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read the table {path}: {error}. Save the sheet as CSV next to it") from error
-    return cells.map(str.strip).set_axis(range(1, len(cells) + 1))
+    return cells.map(str.strip).set_axis(range(1, len(cells) + 1)).assign(**{BEYOND: ""})
 
 
 def _normal(cell: str) -> str:
@@ -236,8 +248,9 @@ def _id(cell: str) -> int | None:
 def _months(cell: str) -> float | None:
     found = _MONTHS.fullmatch(cell)
     try:
-        # A comma before decimals; as a separator of thousands it would be out of range.
-        months = float(found[1].replace(",", ".")) if found else math.nan
+        # A comma before decimals; before three digits it may separate thousands.
+        is_clear = found is not None and not _THOUSANDS.fullmatch(found[1])
+        months = float(found[1].replace(",", ".")) if found and is_clear else math.nan
     except ValueError:
         return None
     return months if math.isfinite(months) and 0 < months <= MAX_MONTHS else None

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import PIL
 
-from gramgn.data.decode import DEEP_MAX, Decode, file_of
+from gramgn.data.decode import DEEP_COLOUR, DEEP_MAX, FRAMES, Decode, file_of
 from gramgn.data.prepared import (
     COLUMNS,
     FILES,
@@ -307,23 +307,36 @@ def _finish(
             for reason, paths in sorted(by_reason.items())
         ],
         "skipped": [vars(entry) for entry in skipped],
-        "notes": [*index.notes, *_grey_note(table["brightest"].tolist(), dataset.grey_range)],
+        "notes": [*index.notes, *_image_notes(table, dataset.grey_range)],
         "layout": index.facts,
         "manifest_sha256": identity(manifest),
         "versions": {"pillow": PIL.__version__, "numpy": np.__version__, "python": platform.python_version()},
     }
 
 
-def _grey_note(brightest: list[int], grey_range: tuple[int, int] | None) -> list[str]:
-    """Return a note on 16-bit images that use little of their range, 12-bit radiographs for instance."""
-    most, number = max(brightest), sum(value > 0 for value in brightest)
-    levels = (most * 255 + DEEP_MAX // 2) // DEEP_MAX + 1
-    if not number or levels > FEW_LEVELS or grey_range is not None:
-        return []
-    return [
-        f"{counted(number, '16-bit image')} with no value above {most:,} of {DEEP_MAX:,}: they come out with {levels} "
-        f"grey levels of 256. dataset.grey_range=[0,{most}] scales them by the range that is used"
-    ]
+def _image_notes(table: pd.DataFrame, grey_range: tuple[int, int] | None) -> list[str]:
+    """Return notes on images of which something is lost: grey levels of 16-bit images, frames."""
+    notes = []
+    is_colour = table["note"].str.contains(DEEP_COLOUR)
+    remedy = "dataset.grey_range=[0,{}] scales them by the range that is used"
+    for brightest, kind, advice in (
+        (table["brightest"][~is_colour & (grey_range is None)], "16-bit image", remedy),
+        (
+            table["brightest"][is_colour],
+            "16-bit colour image",
+            "convert them to 8 bits of the range that is used",
+        ),
+    ):
+        most, number = brightest.max(), int((brightest > 0).sum())
+        levels = (most * 255 + DEEP_MAX // 2) // DEEP_MAX + 1 if number else math.inf
+        if levels <= FEW_LEVELS:
+            notes.append(
+                f"{counted(number, kind)} with no value above {most:,} of {DEEP_MAX:,}: they come out with {levels} "
+                f"grey levels of 256. {advice.format(most)}"
+            )
+    if num_frames := int(table["note"].str.contains(FRAMES).sum()):
+        notes.append(f"{counted(num_frames, 'image')} with several frames: the first frame is used")
+    return notes
 
 
 def _keep_images(path: Path, shape: tuple[int, ...], kept: np.ndarray) -> None:
