@@ -388,6 +388,37 @@ class PaddedTokens(nn.Module):
         return self.last(torch.tanh(self.embedding(tokens) + self.positions)).sum(dim=(1, 2))
 
 
+class CrossAttention(nn.Module):
+    """Attention to keys and values of other sizes, with all biases and masks; the time leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(
+            4, 2, kdim=3, vdim=5, add_bias_kv=True, add_zero_attn=True, dropout=0.5
+        ).eval()
+        self.keys, self.values, self.last = nn.Linear(4, 3), nn.Linear(4, 5), nn.Linear(4, 2)
+        self.register_buffer("mask", torch.rand(2, 2, 3))
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        mask, keys, values = self.mask.repeat(len(x), 1, 1), self.keys(x), self.values(x)
+        x, keys, values = (each.transpose(0, 1) for each in (x[:, :2], keys, values))
+        x, _ = self.attention(x, keys, values, key_padding_mask=padding, attn_mask=mask, need_weights=False)
+        return self.last(x.transpose(0, 1)).sum(dim=1)
+
+
+class Translation(nn.Module):
+    """Torch's decoder over as many times as samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        self.decoder, self.last = nn.TransformerDecoder(layer, 1, nn.LayerNorm(4)), nn.Linear(4, 1)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(self.decoder(y, x, tgt_mask=self.mask.to(x), tgt_is_causal=True)[:, 0])
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
@@ -410,6 +441,12 @@ def unknown_layers() -> nn.Module:
         nn.Flatten(),
         nn.Linear(6, 2),
     )
+
+
+def padded_sequences() -> tuple[Tensor, ...]:
+    padding = torch.zeros(4, 3, dtype=torch.float64)
+    padding[1:, 2] = -torch.inf
+    return torch.randn(4, 3, 4, dtype=torch.float64), padding
 
 
 def vectors(b: int = 6, size: int = 5) -> Callable[[], tuple[Tensor, ...]]:
@@ -466,6 +503,12 @@ CASES = (
     Case("unknown_layers", unknown_layers, images(b=3, channels=2, size=2), vmap=False),
     Case("unknown_layers_one_sample", unknown_layers, images(b=1, channels=2, size=2), vmap=False),
     Case("torchvision_block", torchvision_block, images()),
+    Case("cross_attention", CrossAttention, padded_sequences),
+    Case(
+        "translation",
+        Translation,
+        lambda: tuple(torch.randn(3, T, 4, dtype=torch.float64) for T in (4, 3)),
+    ),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
 )
 VMAP_CASES = tuple(case for case in CASES if case.vmap)

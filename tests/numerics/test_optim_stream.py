@@ -297,7 +297,6 @@ def test_the_fall_back_leaves_the_users_hooks_and_buffers_alone() -> None:
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("places", [3, 4, 5])
 def test_attention_over_as_many_places_as_samples(places: int) -> None:
     model = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True).double()

@@ -473,21 +473,6 @@ def test_an_error_of_the_network_or_the_closure_decides_nothing() -> None:
     steps_of_branching(optimizer, model, [10.0])
 
 
-def test_a_transformer_with_dropout_trains_by_default() -> None:
-    """Streaming cannot call a module without a rule again that draws random numbers."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 1))
-    reference = copy.deepcopy(model)
-    for network, engine in ((model, "stream"), (reference, "vmap")):
-        optimizer = GramGaussNewton(network, lam=1.0, alpha=0.3, engine=engine)
-        torch.manual_seed(1)
-        for _ in range(2):
-            x = torch.randn(6, 5, 8)
-            optimizer.step(lambda x=x, network=network: network(x) - 1.0)
-    assert same(model, reference)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_preferred_backend_is_part_of_the_state(backend: str) -> None:
     """G09: a run that is resumed on another processor computes by the rules with which it began."""

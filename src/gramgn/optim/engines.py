@@ -20,7 +20,7 @@ from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.guards import check_modes
 from gramgn.optim.kernels import CHOICES, choose
 from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import is_out_of_memory, jacobian_eps
+from gramgn.optim.runtime import attention_by_products, is_out_of_memory, jacobian_eps
 from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
 from gramgn.optim.verify import Comparison, Verifier
@@ -238,7 +238,8 @@ class RowsEngine(LoopEngine):
     def _read(self, model: nn.Module, closure: Closure, loss: Loss) -> tuple[Reading, int]:
         """Call the closure as it is; the leading dimension of what it returns counts the samples."""
         check_modes(next(model.parameters()).device)
-        returned = closure()
+        with attention_by_products():
+            returned = closure()
         first = returned[0] if isinstance(returned, (tuple, list)) and returned else returned
         num_samples = len(first) if isinstance(first, Tensor) and first.ndim else 1
         return loss.read(returned, first, num_samples), num_samples

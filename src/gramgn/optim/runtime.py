@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
 
 # Relative precision of float32 operations that are carried out in a shorter format.
@@ -104,6 +105,11 @@ def _ieee(*backends: Any) -> Iterator[None]:
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+
+
+def attention_by_products() -> AbstractContextManager[None]:
+    """Compute attention by matrix products, for which `torch.func.vmap` has rules: it runs fused kernels in a loop."""
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def is_capturing() -> bool:

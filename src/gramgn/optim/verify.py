@@ -17,13 +17,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn.optim.closure import Batch, Forward
 from gramgn.optim.guards import check_graph
-from gramgn.optim.runtime import REDUCED_EPS, full_precision, is_capturing, probe_weights
+from gramgn.optim.runtime import (
+    REDUCED_EPS,
+    attention_by_products,
+    full_precision,
+    is_capturing,
+    probe_weights,
+)
 from gramgn.optim.snapshot import Snapshot
 
 EARLY, EVERY = (1, 2, 4, 8), 100
@@ -252,7 +257,7 @@ def verify(
                 Comparison(check.params, b, k, eps, slack=SLACK),
             )
             # Fused attention draws its masks out of sight.
-            with state.kept(), full_precision(), sdpa_kernel(SDPBackend.MATH), numbers, torch.enable_grad():
+            with state.kept(), full_precision(), attention_by_products(), numbers, torch.enable_grad():
                 args, kwargs = batch.copy().chunk(0, b)
                 expected = original(*args, **kwargs)
                 _check_outputs(expected, model, b)

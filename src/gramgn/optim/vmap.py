@@ -25,7 +25,7 @@ from gramgn.optim.closure import (
 )
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import jacobian_eps
+from gramgn.optim.runtime import attention_by_products, jacobian_eps
 from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
@@ -170,7 +170,7 @@ def _outputs_and_jacobian(
 
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
-    with buffers_kept(model):
+    with buffers_kept(model), attention_by_products():
         chunks = [
             per_sample(*batch.part(start, min(start + step, samples.stop)))
             for start in range(samples.start, samples.stop, step)

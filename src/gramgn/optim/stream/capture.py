@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Forward
 from gramgn.optim.runtime import RandomState, random_state
+from gramgn.optim.stream.attention import Part
 from gramgn.optim.stream.rules import RULES, Rule
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
@@ -45,6 +46,10 @@ class Owner:
     buffers: list[tuple[str, nn.Module, str]] = field(
         default_factory=list
     )  # without a rule: the name of each buffer below the module, and where it is
+    time_first: bool = (
+        False  # whether the samples are in the second dimension of all that its calls take and return
+    )
+    parts: dict[str, Owner] = field(default_factory=dict)  # of a module that consists of several layers
 
     def __str__(self) -> str:
         return f"'{self.path or 'the model'}' ({type(self.module).__name__})"
@@ -164,8 +169,7 @@ def start_call(owner: Owner, forward: Forward, args: tuple[Any, ...], kwargs: di
         )
         inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     versions = [leaf._version for leaf in inputs]
-    first = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return Call(owner, forward, args, kwargs, inputs, versions, first)
+    return Call(owner, forward, args, kwargs, inputs, versions, _next_number())
 
 
 def end_call(call: Call, output: Any, receive: Receive) -> Any:
@@ -175,8 +179,13 @@ def end_call(call: Call, output: Any, receive: Receive) -> Any:
     else:
         leaves, structure = pytree.tree_flatten(output)
         output = pytree.tree_unflatten([_hooked(call, leaf, receive) for leaf in leaves], structure)
-    call.last = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    call.last = _next_number()
     return output
+
+
+def _next_number() -> int:
+    """Return the sequence number of the next autograd node."""
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
 
 def _hooked(call: Call, leaf: Any, receive: Receive) -> Any:
@@ -193,6 +202,42 @@ def _hooked(call: Call, leaf: Any, receive: Receive) -> Any:
     return leaf
 
 
+class Inside:
+    """Records the layers of which one call of a module consists; see `Rule.parts`."""
+
+    def __init__(self, owner: Owner, receive: Receive) -> None:
+        self._owner, self._receive = owner, receive
+        self._first = _next_number()
+        self._calls: list[Call] = []
+
+    def record(self, part: Part, x: Tensor, y: Tensor, by_sample: Callable[[Tensor], Tensor]) -> None:
+        """Record that a part turned x into y, of which `by_sample` puts the samples into the leading dimension."""
+        owner = self._part(part)
+        if not owner.params or not y.requires_grad:
+            return
+        call = start_call(owner, part, (by_sample(x),), {})
+        call.first, call.shapes = self._first, [by_sample(y).shape]
+        y.register_hook(lambda grad: self._receive(call, 0, by_sample(grad)))
+        call.edges[0] = get_gradient_edge(y)
+        self._calls.append(call)
+
+    def ended(self) -> list[Call]:
+        """Return the calls of the parts, each of which may take what happened anywhere in the call of the module."""
+        last = _next_number()
+        for call in self._calls:
+            call.last = last
+        return self._calls
+
+    def _part(self, part: Part) -> Owner:
+        """Return the part as an owner, which stays the same while the module does."""
+        outer, key = self._owner, str(part.places)
+        if key not in outer.parts:
+            trained = {local: outer.params.get(name) for local, (name, _, _) in part.places.items()}
+            params = {local: name for local, name in trained.items() if name is not None}
+            outer.parts[key] = Owner(f"{outer.path}:{key}", part, params, outer.rule)
+        return outer.parts[key]
+
+
 def recorded(
     owner: Owner, forward: Forward, device: torch.device, calls: list[Call], receive: Receive
 ) -> Forward:
@@ -202,6 +247,11 @@ def recorded(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        if owner.rule is not None and owner.rule.parts is not None:
+            inside = Inside(owner, receive)
+            output = owner.rule.parts(owner.module, inside.record).forward(*args, **kwargs)
+            calls.extend(inside.ended())
+            return output
         call = start_call(owner, forward, args, kwargs)
         if owner.rule is not None:
             output = end_call(call, forward(*args, **kwargs), receive)

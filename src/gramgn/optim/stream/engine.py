@@ -9,7 +9,7 @@ summed gradient of a weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from gramgn.optim.kept import structure_of
 from gramgn.optim.kernels import OFF, choose, load, resumed
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import (
+    attention_by_products,
     jacobian_eps,
     reduced_precision,
     samples_that_fit,
@@ -175,7 +176,9 @@ class _Run:
         for root in self.network.owners:
             if root.module is self.model:
                 original = recorded(root, original, *record)
-        with span("gramgn.forward"), recorded_calls(owners, *record), self.reduced_precision():
+        # Fused attention has no second derivatives.
+        attention = attention_by_products() if self.engine.low_memory else nullcontext()
+        with span("gramgn.forward"), recorded_calls(owners, *record), self.reduced_precision(), attention:
             output = original(*args, **kwargs)
         if not isinstance(output, Tensor):
             raise ValueError(f"the model must return one tensor, got {type(output).__name__}")

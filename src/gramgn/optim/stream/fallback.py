@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Batch, OwnForward
 from gramgn.optim.kernels import serves
+from gramgn.optim.runtime import attention_by_products
 from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import Call, Node, Owner, Use, is_differentiable
 from gramgn.optim.stream.products import Products
@@ -134,7 +135,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         return pulled
 
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), attention_by_products():
             pulled = vmap(of_one)(tuple(batch.part(0, batch.size)), tuple(grads.values()))
     except RuntimeError as error:
         error.add_note(

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from gramgn.optim.stream.attention import Part, Projections
 from gramgn.optim.stream.blocks import (
     Block,
     Blocks,
@@ -60,6 +61,8 @@ class Rule:
             trained), returns the block as outer products. None if the layer has no such form.
         prefers_factors: Given the module, b, k, the shape of x and the option `conv_path`, returns whether `factors` is
             cheaper.
+        parts: For a module that consists of several layers, runs it and records these, for which the other attributes
+            hold. None: a call of the module is one layer.
     """
 
     blocks: Callable[[nn.Module, Tensor, Tensor, frozenset[str], RuleMemory], Blocks]
@@ -67,6 +70,7 @@ class Rule:
     applies: Callable[[nn.Module], bool] = lambda module: True
     factors: Callable[[nn.Module, Tensor, Tensor, str | None, str | None], Factors] | None = None
     prefers_factors: Callable[[nn.Module, int, int, tuple[int, ...], str], bool] = lambda *_: False
+    parts: type[Projections] | None = None
 
 
 def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory) -> Blocks:
@@ -95,6 +99,21 @@ def linear_prefers_factors(module: nn.Module, b: int, k: int, shape: tuple[int, 
     """Return whether factors take fewer multiplications than blocks for inputs of this shape."""
     layer = cast(nn.Linear, module)
     return is_cheaper(b, k, math.prod(shape[1:-1]), layer.in_features, layer.out_features)
+
+
+def projection(
+    module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory
+) -> Blocks:
+    """Return the blocks of a linear layer whose weight and bias may be some rows of larger parameters."""
+    part = cast(Part, module)
+    if part.is_whole:
+        return linear(module, x, grad, names, memory)
+    blocks = {}
+    if "weight" in names:
+        blocks["weight"] = part.padded("weight", grad.transpose(1, 2) @ x.to(grad.dtype))
+    if "bias" in names:
+        blocks["bias"] = part.padded("bias", grad.sum(dim=1))
+    return blocks
 
 
 def embedding(module: nn.Module, x: Tensor, grad: Tensor, _: frozenset[str], __: RuleMemory) -> Blocks:
@@ -242,9 +261,20 @@ _INSTANCE_NORM_NDIM: dict[type[nn.Module], int] = {
     nn.InstanceNorm3d: 5,
 }
 
+ATTENTION_PARAMS = frozenset(
+    f"{name}_{kind}" for name in ("in_proj", "q_proj", "k_proj", "v_proj") for kind in ("weight", "bias")
+) | {"out_proj.weight", "out_proj.bias", "bias_k", "bias_v"}
+
 # Exact types: a subclass may compute something else.
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors),
+    nn.MultiheadAttention: Rule(
+        projection,
+        params=ATTENTION_PARAMS,
+        factors=linear_factors,
+        prefers_factors=linear_prefers_factors,
+        parts=Projections,
+    ),
     nn.Embedding: Rule(
         embedding,
         applies=embedding_applies,
