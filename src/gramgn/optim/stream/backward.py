@@ -15,7 +15,14 @@ from torch.autograd.graph import GradientEdge
 from gramgn.optim.kept import Kept
 from gramgn.optim.runtime import span
 from gramgn.optim.stream.accumulate import Accumulator
-from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block
+from gramgn.optim.stream.blocks import (
+    Block,
+    Blocks,
+    Buffers,
+    Memory,
+    as_block,
+    is_cheaper,
+)
 from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import (
@@ -26,7 +33,8 @@ from gramgn.optim.stream.fallback import (
     warn_once,
 )
 from gramgn.optim.stream.products import Products
-from gramgn.optim.stream.rules import RuleMemory
+from gramgn.optim.stream.recurrent import Pull
+from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block
 from gramgn.optim.verify import Comparison, Verifier
 
 
@@ -74,6 +82,7 @@ class Backward:
         self._uses: list[tuple[str, Use]] = []
         self._inputs: list[GradientEdge | Tensor] = []
         self._stash: dict[Call, dict[int, Tensor]] = {}
+        self._pulls: dict[Owner, Pull] = {}
         self._output: Tensor | None = None
         self._open = False
 
@@ -128,6 +137,7 @@ class Backward:
                 sums.begin(first, first + self.b, j, self._expected)
                 self._last = j == k - 1
                 self._pass(slopes[:, j], keep=not self._last or keep_graph)
+            self._pulls.clear()
         self._open = False
 
     def expect(self, comparison: Comparison, slopes: Tensor, first: int = 0) -> None:
@@ -146,8 +156,8 @@ class Backward:
         """Take the gradient of one tensor that a call returned; called by a hook during the backward pass."""
         if not call.active or not self._open:
             return
-        if call.owner.rule is None:
-            # Modules can be called again only after autograd has finished.
+        if not isinstance(call.owner.rule, Rule):
+            # Modules can be called again, and their calls be taken together, only after autograd has finished.
             self._stash.setdefault(call, {})[place] = grad
             return
         with span("gramgn.blocks"):
@@ -157,7 +167,7 @@ class Backward:
 
     def _apply_rule(self, call: Call, x: Tensor, grad: Tensor) -> None:
         module, rule, names = call.owner.module, call.owner.rule, call.owner.params
-        assert rule is not None
+        assert isinstance(rule, Rule)
         if rule.factors is not None and self._is_factored(call, x):
             weight, bias = (names[local] if local in call.active else None for local in ("weight", "bias"))
             self._sums.add_factors(call.owner.path, rule.factors(module, x, grad, weight, bias))
@@ -183,11 +193,47 @@ class Backward:
             retain_graph=keep,
             allow_unused=True,
         )
-        for call, grads in self._stash.items():
-            warn_once(call.owner, self._memories.warned)
-            with span("gramgn.blocks"):
-                self._add(call.owner.params, module_gradients(call, grads))
+        with span("gramgn.blocks"):
+            for call, grads in self._stash.items():
+                if call.owner.rule is None:
+                    warn_once(call.owner, self._memories.warned)
+                    self._add(call.owner.params, module_gradients(call, grads))
+            for owner in dict.fromkeys(call.owner for call in self._stash):
+                if isinstance(owner.rule, CallsRule):
+                    self._apply_calls_rule(owner, owner.rule)
         self._stash.clear()
+
+    def _apply_calls_rule(self, owner: Owner, rule: CallsRule) -> None:
+        calls = [call for call in self.calls if call.owner is owner and call.active]
+        if owner not in self._pulls:
+            for call in calls:
+                call.check_unchanged()
+            self._pulls[owner] = rule.pull(owner.module, calls, self.b)
+        grads = [self._stash.get(call, {}) for call in calls]
+        active = frozenset[str]().union(*(call.active for call in calls))
+        names = {local: name for local, name in owner.params.items() if local in active}
+        sums, memories = self._sums, self._memories
+        with torch.autocast(sums.G.device.type, enabled=False):
+            for factors in self._pulls[owner](grads):
+                local, factors.weight, factors.bias = (
+                    factors.weight,
+                    names.get(factors.weight or ""),
+                    names.get(factors.bias or ""),
+                )
+                own, (b, T, num_inputs), num_outputs = factors.names(), factors.A.shape, factors.D.shape[3]
+                if not own:
+                    continue
+                once = all(self._expected[name] == 1 for name in own)
+                if once and is_cheaper(b, sums.k, T, num_inputs, num_outputs):
+                    sums.add_factors(f"{owner.path}.{local}", factors)
+                    continue
+                memories.buffers.free(own)
+                if factors.weight:
+                    rows = partial(sums.rows, factors.weight)
+                    memory = Memory(memories.buffers, rows, memories.products)
+                    sums.add_block(factors.weight, linear_block(factors.A, factors.D[:, 0], memory))
+                if factors.bias:
+                    sums.add_block(factors.bias, as_block(factors.D[:, 0].sum(dim=1)))
 
     def _key(self, graph: Graph) -> list[Any]:
         """Return what the decisions depend on: the calls, their places in the graph, and the graph itself."""
@@ -250,7 +296,16 @@ class Backward:
         active = [call for call in self.calls if call.active]
         counts = Counter(name for name, _ in self._uses)
         for call in active:
-            counts.update(call.owner.params[local] for local in call.active)
+            if not isinstance(call.owner.rule, CallsRule):
+                counts.update(call.owner.params[local] for local in call.active)
+        # All calls of such an owner provide one block.
+        together = {
+            (call.owner, local)
+            for call in active
+            if isinstance(call.owner.rule, CallsRule)
+            for local in call.active
+        }
+        counts.update(owner.params[local] for owner, local in together)
         # Autograd is asked only for the gradients at the deepest nodes; hooks see all others on the way there.
         asked = {edge.node for call in active for edge in call.edges.values()}
         asked |= {use.node for _, use in self._uses}
@@ -265,6 +320,9 @@ class Backward:
         )
 
     def _check_call(self, call: Call) -> None:
+        if isinstance(call.owner.rule, CallsRule):
+            call.owner.rule.check(call, self.b)
+            return
         if any(not shape or shape[0] != self.b for shape in call.shapes):
             raise ValueError(
                 f"{call.owner} returned {[list(shape) for shape in call.shapes]} inside a network called with "
@@ -297,7 +355,7 @@ class Backward:
         """Return whether to keep a layer's block as factors: its parameters are used once, and it is cheaper."""
         rule, names, sums = call.owner.rule, call.owner.params, self._sums
         return (
-            rule is not None
+            isinstance(rule, Rule)
             and all(self._expected[names[local]] == 1 for local in call.active)
             and rule.prefers_factors(
                 call.owner.module, sums.b, sums.k, tuple(x.shape), self._memories.conv_paths.policy
@@ -312,6 +370,7 @@ class Backward:
         self.calls.clear()
         self._inputs, self._uses, self._output = [], [], None
         self._stash.clear()
+        self._pulls.clear()
 
 
 def _give(uses: dict[int, Use], takers: list[tuple[Call, str]]) -> dict[int, Use]:

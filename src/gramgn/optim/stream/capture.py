@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from gramgn.optim.closure import Forward
 from gramgn.optim.runtime import RandomState, random_state
 from gramgn.optim.stream.attention import Part
-from gramgn.optim.stream.rules import RULES, Rule
+from gramgn.optim.stream.rules import RULES, CallsRule, Rule
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
 """Modules that read the parameters of their children without calling them."""
@@ -42,7 +42,9 @@ class Owner:
     path: str  # its name in the model; empty for the model itself
     module: nn.Module
     params: dict[str, str] = field(default_factory=dict)
-    rule: Rule | None = None  # None: by `torch.func`, unless its parameters are only added and multiplied
+    rule: Rule | CallsRule | None = (
+        None  # None: by `torch.func`, unless its parameters are only added and multiplied
+    )
     buffers: list[tuple[str, nn.Module, str]] = field(
         default_factory=list
     )  # without a rule: the name of each buffer below the module, and where it is
@@ -75,7 +77,8 @@ def find_owners(model: nn.Module, params: Mapping[str, Tensor], *, replaced: boo
         rule = RULES.get(type(owner.module))
         # The forward must be the one that the rule knows, with the parameters under their own names.
         plain = not replaced if owner.module is model else "forward" not in vars(owner.module)
-        if rule is not None and plain and set(owner.params) <= rule.params and rule.applies(owner.module):
+        known = isinstance(rule, CallsRule) or (rule is not None and set(owner.params) <= rule.params)
+        if rule is not None and plain and known and rule.applies(owner.module):
             owner.rule = rule
             continue
         owner.buffers = [
@@ -119,6 +122,7 @@ class Call:
         default_factory=dict
     )  # of the floating point tensors returned, by index
     shapes: list[torch.Size] = field(default_factory=list)  # of these tensors
+    kept: Any = None  # what the rule keeps of the call, besides its arguments
     active: frozenset[str] = frozenset()  # local names of the parameters for which the call provides blocks
     # Without a rule: the states of the random number generators before and after the call, and copies of the
     # buffers from before it.
@@ -152,6 +156,7 @@ class Call:
     def release(self) -> None:
         """Release the arguments."""
         self.args, self.kwargs, self.inputs, self.versions, self.buffers = (), {}, [], [], {}
+        self.kept = None
 
 
 Receive = Callable[[Call, int, Tensor], None]
@@ -178,7 +183,9 @@ def end_call(call: Call, output: Any, receive: Receive) -> Any:
         output = _hooked(call, output, receive)
     else:
         leaves, structure = pytree.tree_flatten(output)
-        output = pytree.tree_unflatten([_hooked(call, leaf, receive) for leaf in leaves], structure)
+        # Of copies, since a result may be made from another, whose gradient would then count its part twice.
+        copies = [leaf.clone() if is_differentiable(leaf) else leaf for leaf in leaves]
+        output = pytree.tree_unflatten([_hooked(call, leaf, receive) for leaf in copies], structure)
     call.last = _next_number()
     return output
 
@@ -247,13 +254,16 @@ def recorded(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if owner.rule is not None and owner.rule.parts is not None:
+        if isinstance(owner.rule, Rule) and owner.rule.parts is not None:
             inside = Inside(owner, receive)
             output = owner.rule.parts(owner.module, inside.record).forward(*args, **kwargs)
             calls.extend(inside.ended())
             return output
         call = start_call(owner, forward, args, kwargs)
-        if owner.rule is not None:
+        if isinstance(owner.rule, CallsRule) and owner.rule.run is not None:
+            output, call.kept = owner.rule.run(owner.module, forward, args, kwargs)
+            output = end_call(call, output, receive)
+        elif owner.rule is not None:
             output = end_call(call, forward(*args, **kwargs), receive)
         else:
             buffers = {name: module._buffers[local] for name, module, local in owner.buffers}

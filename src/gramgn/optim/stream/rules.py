@@ -7,9 +7,9 @@ To add a rule for a module type, write one small function here and register it i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from gramgn.optim.closure import Forward
 from gramgn.optim.stream.attention import Part, Projections
 from gramgn.optim.stream.blocks import (
     Block,
@@ -38,6 +39,17 @@ from gramgn.optim.stream.conv import (
     patch_factors,
 )
 from gramgn.optim.stream.products import Products
+from gramgn.optim.stream.recurrent import (
+    Pull,
+    check_sequences,
+    is_known,
+    pull_cells,
+    pull_layers,
+    run_layers,
+)
+
+if TYPE_CHECKING:
+    from gramgn.optim.stream.capture import Call
 
 
 @dataclass(frozen=True)
@@ -73,18 +85,44 @@ class Rule:
     parts: type[Projections] | None = None
 
 
+@dataclass(frozen=True)
+class CallsRule:
+    """How the parameters of one module type become linear layers, given all calls of a module in a forward pass.
+
+    It serves modules with several results, and modules that are called once for every step.
+
+    Attributes:
+        pull: Given the module, its calls and the number of samples, returns a function of the gradients of what each
+            call returned, which it may be given for several residuals.
+        check: Given a call and the number of samples, rejects what the rule does not cover.
+        applies: Whether the rule covers this instance.
+        run: Given the module, its forward and the arguments of a call, calls it and returns also what `pull` is to find
+            as `Call.kept`. None: nothing is kept.
+    """
+
+    pull: Callable[[nn.Module, Sequence[Call], int], Pull]
+    check: Callable[[Call, int], None]
+    applies: Callable[[nn.Module], bool] = lambda module: True
+    run: Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], tuple[Any, Any]] | None = None
+
+
 def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], memory: RuleMemory) -> Blocks:
     """Return the blocks of y = x W^T + c for x [b, ..., in], summed over the middle dimensions."""
     A, D = _by_place(x, grad)
-    b, num_inputs, num_outputs = len(A), A.shape[2], D.shape[2]
     blocks: dict[str, Tensor | Block] = {}
     if "weight" in names:
-        rows = memory.weight.rows(1, num_outputs * num_inputs, A)
-        torch.bmm(D.transpose(1, 2), A, out=rows[0].view(b, num_outputs, num_inputs))
-        blocks["weight"] = Block(rows, Layout((num_outputs, num_inputs), (0, 1)))
+        blocks["weight"] = linear_block(A, D, memory.weight)
     if "bias" in names:
         blocks["bias"] = D.sum(dim=1)
     return blocks
+
+
+def linear_block(A: Tensor, D: Tensor, memory: Memory) -> Block:
+    """Return the block of a linear layer's weight for inputs [b, T, in] and output gradients [b, T, out]."""
+    b, num_inputs, num_outputs = len(A), A.shape[2], D.shape[2]
+    rows = memory.rows(1, num_outputs * num_inputs, A)
+    torch.bmm(D.transpose(1, 2), A, out=rows[0].view(b, num_outputs, num_inputs))
+    return Block(rows, Layout((num_outputs, num_inputs), (0, 1)))
 
 
 def linear_factors(
@@ -266,7 +304,7 @@ ATTENTION_PARAMS = frozenset(
 ) | {"out_proj.weight", "out_proj.bias", "bias_k", "bias_v"}
 
 # Exact types: a subclass may compute something else.
-RULES: dict[type[nn.Module], Rule] = {
+RULES: dict[type[nn.Module], Rule | CallsRule] = {
     nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors),
     nn.MultiheadAttention: Rule(
         projection,
@@ -290,6 +328,8 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: Rule(layer_norm),
     **dict.fromkeys(_INSTANCE_NORM_NDIM, Rule(instance_norm)),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), Rule(batch_norm)),
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), CallsRule(pull_layers, check_sequences, is_known, run_layers)),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), CallsRule(pull_cells, check_sequences, is_known)),
 }
 
 
