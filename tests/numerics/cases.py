@@ -9,10 +9,12 @@ import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torchvision.models.resnet import BasicBlock
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
@@ -419,6 +421,41 @@ class Translation(nn.Module):
         return self.last(self.decoder(y, x, tgt_mask=self.mask.to(x), tgt_is_causal=True)[:, 0])
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, over packed sequences if lengths are given; read at every step and at its last states."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.first, self.rnn = nn.Linear(3, 3), kind(3, 4, batch_first=True, **options)
+        self.last = nn.Linear(8 if self.rnn.bidirectional else 4, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = torch.tanh(self.first(x))
+        if lengths is None:
+            output, states = self.rnn(x)
+        else:
+            output, states = self.rnn(
+                pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            )
+            output, _ = pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])
+        states = torch.cat(states, dim=2) if isinstance(states, tuple) else states
+        return self.last(output).squeeze(2) + states.transpose(0, 1).sin().sum(dim=(1, 2))[:, None]
+
+
+class Cells(nn.Module):
+    """A cell that is called for every step; both of its results are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.last = nn.LSTMCell(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = None
+        for t in range(x.shape[1]):
+            states = self.cell(x[:, t], states)
+        return self.last(states[0]) + self.last(states[1]).sin()
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
@@ -455,6 +492,10 @@ def vectors(b: int = 6, size: int = 5) -> Callable[[], tuple[Tensor, ...]]:
 
 def images(b: int = 5, channels: int = 1, size: int = 8) -> Callable[[], tuple[Tensor, ...]]:
     return lambda: (torch.randn(b, channels, size, size, dtype=torch.float64),)
+
+
+def sequences(b: int = 4, num_steps: int = 3) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: (torch.randn(b, num_steps, 3, dtype=torch.float64),)
 
 
 def tokens() -> tuple[Tensor, ...]:
@@ -509,6 +550,16 @@ CASES = (
         Translation,
         lambda: tuple(torch.randn(3, T, 4, dtype=torch.float64) for T in (4, 3)),
     ),
+    Case("lstm", lambda: Recurrent(nn.LSTM), sequences()),
+    Case("gru", lambda: Recurrent(nn.GRU, bias=False), sequences()),
+    Case("rnn", lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=2), sequences()),
+    Case(
+        "gru_packed",
+        lambda: Recurrent(nn.GRU, bidirectional=True, num_layers=2),
+        lambda: (*sequences()(), torch.tensor([3, 1, 3, 2])),
+        vmap=False,
+    ),
+    Case("cells", Cells, sequences()),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
 )
 VMAP_CASES = tuple(case for case in CASES if case.vmap)

@@ -211,10 +211,6 @@ def small_net() -> nn.Module:
 
 
 UNSEEN = {
-    "an intermediate result next to the output": lambda: Of(
-        lambda m, x: m.q(x)[0].sum(1),
-        q=Of(output_and_intermediate_result, w=parameter(5, 3), v=parameter(3, 2)),
-    ),
     "an intermediate result kept aside": lambda: Of(
         lambda m, x: m.q(x).sum(1) + m.q.h.sin().sum(1),
         q=Of(kept_aside, w=parameter(5, 3), v=parameter(3, 2)),
@@ -248,6 +244,15 @@ def test_what_the_engine_cannot_follow_is_detected(build, low_memory: bool) -> N
     with pytest.raises(ValueError, match="is not autograd's"):
         of_model(model, lambda: model(x), engine)
     assert not has_hooks(model)
+
+
+def test_an_intermediate_result_next_to_the_output() -> None:
+    """The gradient of one result does not count once more what reaches it by way of the other."""
+    torch.manual_seed(0)
+    inner = Of(output_and_intermediate_result, w=parameter(5, 3), v=parameter(3, 2))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    for read in (lambda m, x: m.q(x)[0].sum(1), lambda m, x: m.q(x)[0].sum(1) + m.q(x)[1].sin().sum(1)):
+        assert_right(Problem(Of(read, q=inner), (x,), torch.sin), StreamEngine())
 
 
 def test_mixing_that_is_switched_on_later_is_detected() -> None:

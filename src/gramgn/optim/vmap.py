@@ -26,6 +26,7 @@ from gramgn.optim.closure import (
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss, Reading
 from gramgn.optim.runtime import attention_by_products, jacobian_eps
+from gramgn.optim.stream.recurrent import states_of_one_sample
 from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
@@ -97,6 +98,7 @@ class VmapRun:
             )
         except RuntimeError as error:
             _explain_embeddings(model, error)
+            _explain_recurrent(model, error)
             error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
             raise
         engine.verify(model, original, params, batch, blocks)
@@ -137,6 +139,18 @@ def _explain_embeddings(model: nn.Module, error: RuntimeError) -> None:
             ) from error
 
 
+def _explain_recurrent(model: nn.Module, error: RuntimeError) -> None:
+    """Reject uses of recurrent layers that `torch.func` cannot run, where an error may have come of them."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.RNNBase):
+            raise ValueError(
+                f"torch.func, which takes one sample at a time, could not run the network with the "
+                f"{type(module).__name__} at '{path}' ({str(error).splitlines()[0]}): it can neither pack sequences of "
+                "different lengths nor divide states [layers, b, ...] that the model is called with; use "
+                "engine='stream'"
+            ) from error
+
+
 def _outputs_and_jacobian(
     model: nn.Module,
     original: Forward,
@@ -170,7 +184,7 @@ def _outputs_and_jacobian(
 
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
-    with buffers_kept(model), attention_by_products():
+    with buffers_kept(model), attention_by_products(), states_of_one_sample(model):
         chunks = [
             per_sample(*batch.part(start, min(start + step, samples.stop)))
             for start in range(samples.start, samples.stop, step)

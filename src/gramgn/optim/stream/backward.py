@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
@@ -223,8 +223,9 @@ class Backward:
                 own, (b, T, num_inputs), num_outputs = factors.names(), factors.A.shape, factors.D.shape[3]
                 if not own:
                     continue
-                once = all(self._expected[name] == 1 for name in own)
-                if once and is_cheaper(b, sums.k, T, num_inputs, num_outputs):
+                # Chunks of samples may differ in their numbers of steps, and factors of all must have one shape.
+                alike = b == sums.b and all(self._expected[name] == 1 for name in own)
+                if alike and is_cheaper(b, sums.k, T, num_inputs, num_outputs):
                     sums.add_factors(f"{owner.path}.{local}", factors)
                     continue
                 memories.buffers.free(own)
@@ -327,7 +328,7 @@ class Backward:
             raise ValueError(
                 f"{call.owner} returned {[list(shape) for shape in call.shapes]} inside a network called with "
                 f"{self.b} samples: engine='stream' needs the samples in the leading dimension of every layer "
-                "with parameters; use engine='vmap'"
+                f"with parameters; use engine='{'rows' if isinstance(call.owner.module, nn.RNNBase) else 'vmap'}'"
             )
         if call.owner.rule is None and call.drew_random_numbers:
             raise ValueError(

@@ -361,7 +361,8 @@ class _InChunks(_Run):
             except RuntimeError as error:
                 if stop - start < batch.size:
                     error.add_note(
-                        f"The network ran on samples {start} to {stop - 1} of {batch.size} (chunk_size)."
+                        f"The network ran on samples {start} to {stop - 1} of {batch.size} (chunk_size): tensors whose "
+                        "samples are not in the leading dimension, as states [layers, b, ...], were not divided."
                     )
                 raise
             finally:

@@ -21,6 +21,7 @@ from gramgn.optim.runtime import attention_by_products
 from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import Call, Node, Owner, Use, is_differentiable
 from gramgn.optim.stream.products import Products
+from gramgn.optim.stream.recurrent import states_of_one_sample
 
 ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
 PREFIX = "model."
@@ -135,7 +136,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         return pulled
 
     try:
-        with torch.enable_grad(), attention_by_products():
+        with torch.enable_grad(), attention_by_products(), states_of_one_sample(call.owner.module):
             pulled = vmap(of_one)(tuple(batch.part(0, batch.size)), tuple(grads.values()))
     except RuntimeError as error:
         error.add_note(

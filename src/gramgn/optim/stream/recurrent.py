@@ -10,7 +10,8 @@ T steps, N sequences, H hidden units, P entries of a state (H, or `proj_size`), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils import _pytree as pytree
 
 from gramgn.optim.stream.blocks import LinearFactors
 
@@ -266,7 +268,10 @@ class CalledLayers:
 
     def __init__(self, module: nn.RNNBase, call: Call) -> None:
         self.module, self.layers = module, cast(list[Layer], call.kept)
-        self.size, self.dtype = module.proj_size or module.hidden_size, module._flat_weights[0].dtype
+        self.size, self.dtype = (
+            module.proj_size or module.hidden_size,
+            cast(Tensor, module.weight_ih_l0).dtype,
+        )
         self.directions = ("", "_reverse") if module.bidirectional else ("",)
         self.lengths: Tensor | None = None
         if isinstance(self.layers[0].x, PackedSequence):
@@ -416,6 +421,46 @@ def is_known(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return all(name in module._parameters for name in module._flat_weights_names)
     return all(name in module._parameters for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+
+
+@contextmanager
+def states_of_one_sample(model: nn.Module) -> Iterator[None]:
+    """Let `torch.func.vmap` run the recurrent modules of a model.
+
+    They change what they compute from the input in place by what they compute from the state. That fails where one of
+    the two is the same for all samples, as states are that start at zero.
+    """
+    modules = [module for module in model.modules() if isinstance(module, (nn.RNNBase, RNNCellBase))]
+    own = [(vars(module), vars(module).get("forward")) for module in modules]
+    try:
+        for module in modules:
+            vars(module)["forward"] = _of_one_sample(module, module.forward)
+        yield
+    finally:
+        for attributes, forward in own:
+            del attributes["forward"]
+            if forward is not None:
+                attributes["forward"] = forward
+
+
+def _of_one_sample(module: nn.RNNBase | RNNCellBase, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        x, hx = _arguments(*args, **kwargs)
+        if not isinstance(x, Tensor):
+            return forward(x, hx)
+        given = [part for part in pytree.tree_leaves((x, hx)) if part is not None]
+        zero = torch.stack([torch.zeros_like(part.reshape(-1)[0]) for part in given]).sum()
+        if hx is None and isinstance(module, nn.RNNBase):
+            num_states = module.num_layers * (2 if module.bidirectional else 1)
+            shape = (num_states, *([x.shape[0 if module.batch_first else 1]] if x.ndim == 3 else []))
+            h = zero.expand(*shape, module.proj_size or module.hidden_size)
+            hx = (h, zero.expand(*shape, module.hidden_size)) if module.mode == "LSTM" else h
+        elif hx is None:
+            h = zero.expand(*x.shape[:-1], module.hidden_size)
+            hx = (h, h) if isinstance(module, nn.LSTMCell) else h
+        return forward(x + zero, pytree.tree_map(lambda state: state + zero, hx))
+
+    return run
 
 
 def _arguments(input: Any, hx: Any = None) -> tuple[Any, Any]:  # torch's name
