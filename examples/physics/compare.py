@@ -1,33 +1,35 @@
 """Error against seconds of Gram-Gauss-Newton, Adam and L-BFGS on problems of physics.
 
-    python examples/physics/compare.py poisson_2d                    # two minutes per optimizer and seed: --seconds
-    python examples/physics/compare.py heat --seconds 20 --seeds 1 --optimizers ggn adam
+    python examples/physics/compare.py poisson_2d              # 60 seconds per run: 14 minutes
+    python examples/physics/compare.py heat --seconds 10 --seeds 1 --optimizers ggn adam
 
-Everything is in float64. Evaluation and drawing do not count as seconds. Writes a picture and a CSV file into --out.
+Each optimizer has three settings. They are tried for half of the seconds, from another start than those of the runs;
+the one with the least error on the validation points then runs from each seed and is judged on the held-out points.
+Everything is in float64. Evaluation does not count as seconds.
+
+Writes `physics_<problem>.csv`, whose rows are runs and what was tried, and the network of Gram-Gauss-Newton's first
+run; `report.py` draws pictures and tables of them. Runs that the file holds are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import median
 
 import torch
 from deeponet import deeponet
 from heat import coefficient, heat
 from lennard_jones import lennard_jones
+from optimizers import SETTINGS, Take
 from poisson import poisson
-from problem import Problem
-from torch import Tensor, nn
-from torch.func import vmap
+from problem import HELD_OUT, VALIDATION, Problem
+from torch import nn
 
-from gramgn import GramGaussNewton, Term
-from gramgn.optim import OneSample
+from gramgn.records import git_state, processor_name, write_atomic
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "poisson_2d": lambda: poisson(2, 400, 100),
@@ -37,77 +39,83 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "deeponet": deeponet,
     "lennard_jones": lennard_jones,
 }
+TUNING_SEED = 100
 Curve = list[tuple[float, int, float]]
 """Seconds, steps and error."""
 
 
-def loss_of(model: nn.Module, terms: Sequence[Term]) -> Tensor:
-    """Return the loss of terms as first-order methods differentiate it."""
-    u, loss = OneSample(model), torch.zeros(())
-    for term in terms:
-        r = vmap(partial(term.function, u))(*term.samples)
-        loss = loss + term.weight * r.square().mean()
-    return loss
+@dataclass(frozen=True)
+class Run:
+    """One training: what the first columns of a row say."""
+
+    points: str  # on which the error was measured: "validation" or "held-out"
+    optimizer: str
+    setting: str
+    seed: int
+    budget_s: float
 
 
-def ggn(model: nn.Module, problem: Problem, share: Callable[[], float]) -> Iterator[None]:
-    """Take steps of Gram-Gauss-Newton."""
-    given = {"lam": 1.0, "momentum": 0.9, "line_search": "grid", **problem.ggn}
-    optimizer = GramGaussNewton(model, **given)
-    while True:
-        optimizer.step(terms=problem.draw())
-        yield
+class Table:
+    """The rows of a CSV file, which grows run by run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.curves: dict[Run, Curve] = {}
+        self._rows: list[dict[str, object]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                for row in csv.DictReader(file):
+                    self._rows.append(dict(row))
+                    text = [row[field.name] for field in fields(Run)]
+                    run = Run(text[0], text[1], text[2], int(text[3]), float(text[4]))
+                    point = (float(row["seconds"]), int(row["steps"]), float(row["error"]))
+                    self.curves.setdefault(run, []).append(point)
+
+    def add(self, run: Run, curve: Curve) -> None:
+        """Add a run and write the file."""
+        self.curves[run] = curve
+        state = git_state(Path(__file__).parent)
+        where = {
+            "device": f"{processor_name()}, {torch.get_num_threads()} thread(s)",
+            "torch": torch.__version__,
+            "kernels": "off",  # they serve float32
+            "git": (state["commit"] or "unknown")[:12] + ("+" if state["dirty"] else ""),
+        }
+        for seconds, steps, error in curve:
+            point = {"seconds": f"{seconds:.3f}", "steps": steps, "error": f"{error:.4e}"}
+            self._rows.append({**asdict(run), **point, **where})
+        lines = [",".join(self._rows[0])]
+        lines += [",".join(f'"{v}"' if "," in str(v) else str(v) for v in row.values()) for row in self._rows]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path, "\n".join(lines) + "\n")
+
+    def tried(self, optimizer: str) -> dict[str, float]:
+        """Return the error of each setting of an optimizer on the validation points."""
+        return {
+            run.setting: curve[-1][2]
+            for run, curve in self.curves.items()
+            if run.points == "validation" and run.optimizer == optimizer
+        }
+
+    def chosen(self, optimizer: str) -> str:
+        """Return the setting with the least of these errors."""
+        tried = self.tried(optimizer)
+        return min(tried, key=tried.__getitem__)
+
+    def runs(self, optimizer: str) -> list[Curve]:
+        """Return the runs of the chosen setting of an optimizer."""
+        return [
+            curve
+            for run, curve in self.curves.items()
+            if run.points == "held-out" and run.optimizer == optimizer
+        ]
 
 
-def adam(model: nn.Module, problem: Problem, share: Callable[[], float], *, lr: float) -> Iterator[None]:
-    """Take steps of Adam, whose step size falls to 0 as a cosine over the seconds."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    while True:
-        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * share())) / 2
-        optimizer.zero_grad()
-        loss_of(model, problem.draw()).backward()
-        optimizer.step()
-        yield
-
-
-def lbfgs(model: nn.Module, problem: Problem, share: Callable[[], float], *, redraw: int) -> Iterator[None]:
-    """Take 20 steps of L-BFGS at a time, on points that are drawn again after `redraw` steps, with a new history."""
-    while True:
-        terms = problem.draw()
-        optimizer = torch.optim.LBFGS(
-            model.parameters(),
-            max_iter=20,
-            history_size=50,
-            line_search_fn="strong_wolfe",
-            tolerance_grad=0.0,
-            tolerance_change=0.0,
-        )
-
-        def closure(optimizer: torch.optim.Optimizer = optimizer, terms: Sequence[Term] = terms) -> Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(model, terms)
-            loss.backward()
-            return loss
-
-        for _ in range(redraw // 20):
-            optimizer.step(closure)  # type: ignore[arg-type]
-            yield
-
-
-Take = Callable[[nn.Module, Problem, Callable[[], float]], Iterator[None]]
-OPTIMIZERS: dict[str, dict[str, Take]] = {
-    "ggn": {"": ggn},
-    "adam": {f"lr {lr:g}": partial(adam, lr=lr) for lr in (1e-2, 3e-3, 1e-3)},
-    "lbfgs": {f"points for {number} steps": partial(lbfgs, redraw=number) for number in (200, 1000)},
-}
-"""By name, the settings among which the best by its median error is reported."""
-
-
-def trained(problem: Problem, take: Take, seconds: float, seed: int) -> tuple[nn.Module, Curve]:
+def trained(problem: Problem, take: Take, seconds: float, seed: int, points: int) -> tuple[nn.Module, Curve]:
     """Train for some seconds; return the network and its curve."""
     torch.manual_seed(seed)
     model, spent, steps, due = problem.model(), 0.0, 0, 0.0
-    curve = [(0.0, 0, problem.error(model))]
+    curve = [(0.0, 0, problem.error(model, points))]
     several = take(model, problem, lambda: min(1.0, spent / seconds))
     while spent < seconds:
         begun = time.perf_counter()
@@ -115,69 +123,39 @@ def trained(problem: Problem, take: Take, seconds: float, seed: int) -> tuple[nn
         spent += time.perf_counter() - begun
         steps += 1
         if spent >= due or spent >= seconds:
-            curve.append((spent, steps, problem.error(model)))
-            due = spent * 1.1
+            curve.append((spent, steps, problem.error(model, points)))
+            due = 1.1 * spent
     return model, curve
 
 
-def compare(
-    name: str, seconds: float, seeds: int, optimizers: Sequence[str], out: Path | None
-) -> dict[str, float]:
-    """Train with each optimizer; print, write and return the median errors of the best settings."""
-    problem, medians = PROBLEMS[name](), {}
-    curves: dict[str, list[Curve]] = {}
-    drawn: nn.Module | None = None
+def compare(name: str, seconds: float, seeds: int, optimizers: Sequence[str], out: Path) -> Table:
+    """Choose a setting for each optimizer and run it from each seed; return the file's content."""
+    problem, table = PROBLEMS[name](), Table(out / f"physics_{name}.csv")
+
+    def run(points: int, optimizer: str, setting: str, seed: int, budget: float) -> None:
+        run = Run("validation" if points == VALIDATION else "held-out", optimizer, setting, seed, budget)
+        if run not in table.curves:
+            model, curve = trained(problem, SETTINGS[optimizer][setting], budget, seed, points)
+            table.add(run, curve)
+            if (points, optimizer, seed) == (HELD_OUT, "ggn", 0):
+                torch.save(model.state_dict(), out / f"physics_{name}.pt")
+        print(f"{name}: {optimizer}, {setting}, seed {seed}: {table.curves[run][-1][2]:.1e}", flush=True)
+
     for optimizer in optimizers:
-        tried = {}
-        for setting, take in OPTIMIZERS[optimizer].items():
-            runs = [trained(problem, take, seconds, seed) for seed in range(seeds)]
-            error = median(curve[-1][2] for _, curve in runs)
-            tried[error] = [curve for _, curve in runs]
-            drawn = runs[0][0] if optimizer == "ggn" or drawn is None else drawn
-            print(
-                f"{name}: {optimizer} {setting}: relative error {error:.2e} after {seconds:g} s, "
-                f"{runs[0][1][-1][1]} steps; seeds: {', '.join(f'{c[-1][2]:.1e}' for _, c in runs)}",
-                flush=True,
-            )
-        medians[optimizer] = min(tried)
-        curves[optimizer] = tried[min(tried)]
-    if out is not None and drawn is not None:
-        write(out, name, problem, curves, drawn)
-    return medians
-
-
-def write(out: Path, name: str, problem: Problem, curves: dict[str, list[Curve]], model: nn.Module) -> None:
-    """Write the curves as a CSV file, and a picture of them next to one of the solution."""
-    from matplotlib.figure import Figure
-
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / f"{name}.csv").open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["optimizer", "seed", "seconds", "steps", "error"])
-        for optimizer, several in curves.items():
-            for seed, curve in enumerate(several):
-                rows.writerows([optimizer, seed, f"{s:.3f}", n, f"{e:.4e}"] for s, n, e in curve)
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for number, (optimizer, several) in enumerate(curves.items()):
-        for seed, curve in enumerate(several):
-            left.plot(
-                [s for s, _, _ in curve], [e for _, _, e in curve],
-                color=f"C{number}", label=optimizer if seed == 0 else None,
-            )  # fmt: skip
-    left.set(yscale="log", xlabel="seconds", ylabel="relative error", title=problem.title)
-    left.legend()
-    problem.plot(model, right)
-    figure.savefig(out / f"{name}.png", dpi=110)
+        for setting in SETTINGS[optimizer]:
+            run(VALIDATION, optimizer, setting, TUNING_SEED, seconds / 2)
+        for seed in range(seeds):
+            run(HELD_OUT, optimizer, table.chosen(optimizer), seed, seconds)
+    return table
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("problems", nargs="+", choices=[*PROBLEMS, "all"])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, per optimizer and seed")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of training, per run")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--optimizers", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS))
+    parser.add_argument("--optimizers", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--out", type=Path, default=Path("outputs/physics"))
     given = parser.parse_args()
     torch.set_default_dtype(torch.float64)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from problem import Problem, held_out, mlp, relative_error
+from problem import HELD_OUT, Problem, fixed, mlp, relative_error
 from torch import Tensor, nn
 from torch.func import jvp
 
@@ -28,6 +28,11 @@ def integral(c: Tensor, x: Tensor) -> Tensor:
     return (c * torch.sin(k * math.pi * x[..., None]) / (k**2 * math.pi)).sum(dim=-1)
 
 
+def sensed(c: Tensor) -> Tensor:
+    """Return the values of a at the sensors, [b, 20]."""
+    return function(c[:, None, :], SENSORS.to(c))
+
+
 class DeepONet(nn.Module):
     """A branch for the values of a at the sensors, a trunk for the place."""
 
@@ -36,7 +41,7 @@ class DeepONet(nn.Module):
         self.branch, self.trunk = mlp(len(SENSORS), 40, 30), mlp(1, 40, 30)
 
     def forward(self, values: Tensor, x: Tensor) -> Tensor:
-        """Return u [b] for values [b, sensors] and places [b]."""
+        """Return u [b] for values [b, 20] and places [b]."""
         return (self.branch(values) * self.trunk(x[:, None])).sum(dim=1)
 
 
@@ -51,29 +56,29 @@ def start(u: Any, values: Tensor) -> Tensor:
 
 
 def deeponet() -> Problem:
-    """Return the problem."""
-    test, where = 2 * held_out(2000, WAVES) - 1, held_out(2000)
-
-    def sensed(c: Tensor) -> Tensor:
-        return function(c[:, None, :], SENSORS.to(c))
+    """Return the problem; a step sees 800 functions at one place each."""
 
     def draw() -> list[Term]:
         c, x = 2 * torch.rand(800, WAVES) - 1, torch.rand(800)
         return [Term(slope, sensed(c), x, function(c, x)), Term(start, sensed(c[:200]), weight=10.0)]
 
+    def error(model: nn.Module, points: int) -> float:
+        given = fixed(points, 5000, WAVES + 1)
+        c, x = 2 * given[:, :WAVES] - 1, given[:, WAVES]
+        return relative_error(model(sensed(c), x), integral(c, x))
+
     def plot(model: nn.Module, axis: Any) -> None:
         x = torch.linspace(0, 1, 101)
-        for c in test[:3]:
+        for c in 2 * fixed(HELD_OUT, 4, WAVES) - 1:
             every = c.expand(101, WAVES)
-            (line,) = axis.plot(x, model(sensed(every), x).detach())
-            axis.plot(x, integral(every, x), ":", color=line.get_color())
-        axis.set(xlabel="x", ylabel="integral of a")
+            axis.plot(x, model(sensed(every), x).detach())
+            axis.plot(x, integral(every, x), "k:")
+        axis.set(xlabel="x", title="integrals of four functions (dotted: exact)")
 
     return Problem(
         title="A physics-informed DeepONet",
         model=DeepONet,
         draw=draw,
-        error=lambda model: relative_error(model(sensed(test), where), integral(test, where)),
+        error=error,
         plot=plot,
-        ggn={"alpha": 1e-5, "damping_warmup_steps": 30, "damping_warmup_factor": 1e2},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from problem import Problem, held_out, mlp, relative_error
+from problem import Problem, fixed, mlp, relative_error
 from torch import Tensor, nn
 
 from gramgn import Term
@@ -30,7 +30,6 @@ def surface(u: Any, x: Tensor) -> Tensor:
 def poisson(dimension: int, num_interior: int, num_surface: int) -> Problem:
     """Return the problem in some dimension."""
     low, high = [0.0] * dimension, [1.0] * dimension
-    test = held_out(10_000, dimension)
 
     def draw() -> list[Term]:
         return [
@@ -38,8 +37,9 @@ def poisson(dimension: int, num_interior: int, num_surface: int) -> Problem:
             Term(surface, points_on_box(num_surface, low, high)),
         ]
 
-    def error(model: nn.Module) -> float:
-        return relative_error(model(test)[:, 0], solution(test))
+    def error(model: nn.Module, points: int) -> float:
+        x = fixed(points, 10_000, dimension)
+        return relative_error(model(x)[:, 0], solution(x))
 
     def plot(model: nn.Module, axis: Any) -> None:
         x = torch.linspace(0, 1, 101)
@@ -47,8 +47,9 @@ def poisson(dimension: int, num_interior: int, num_surface: int) -> Problem:
         points = torch.full((101, 101, dimension), 0.5)
         points[..., 0], points[..., 1] = first, second
         wrong = (model(points)[..., 0] - solution(points)).abs().detach()
-        drawn = axis.pcolormesh(x, x, wrong)
-        axis.figure.colorbar(drawn, ax=axis, label="|error| in the first two coordinates")
+        axis.figure.colorbar(axis.pcolormesh(x, x, wrong), ax=axis)
+        others = "" if dimension == 2 else ", the others 1/2"
+        axis.set(xlabel=f"$x_1${others}", ylabel="$x_2$", title="|error|")
 
     return Problem(
         title=f"Poisson's equation in {dimension} dimensions",
@@ -56,5 +57,4 @@ def poisson(dimension: int, num_interior: int, num_surface: int) -> Problem:
         draw=draw,
         error=error,
         plot=plot,
-        ggn={"alpha": 1e-8},
     )

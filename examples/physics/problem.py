@@ -1,9 +1,9 @@
-"""What an example is: a network, the terms of a step, and an error on held-out points."""
+"""What an example is: a network, the terms of a step, and an error on points that no optimizer sees."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from gramgn import Term
 
-Plot = Callable[[nn.Module, Any], None]
+VALIDATION, HELD_OUT = 1, 2
+"""The points on which settings are chosen, and those on which the chosen ones are judged: seeds of `fixed`."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +21,18 @@ class Problem:
     """A problem that every optimizer solves from the same start, with the same terms.
 
     Attributes:
-        title: Of the picture.
+        title: Title of the picture.
         model: Returns a new network.
         draw: Returns the terms of one step; points are drawn with torch's random numbers.
-        error: Returns the relative error on held-out points.
+        error: Returns the relative error of a network on the points `VALIDATION` or `HELD_OUT`.
         plot: Draws the trained network into an axis of matplotlib.
-        ggn: Options of `GramGaussNewton` besides those that all examples share.
     """
 
     title: str
     model: Callable[[], nn.Module]
     draw: Callable[[], Sequence[Term]]
-    error: Callable[[nn.Module], float]
-    plot: Plot
-    ggn: dict[str, Any] = field(default_factory=dict)
+    error: Callable[[nn.Module, int], float]
+    plot: Callable[[nn.Module, Any], None]
 
 
 def mlp(*widths: int) -> nn.Sequential:
@@ -49,6 +48,6 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return float(torch.linalg.vector_norm(found.detach() - exact) / torch.linalg.vector_norm(exact))
 
 
-def held_out(*shape: int) -> Tensor:
-    """Return points in the unit cube that no optimizer sees, the same in each run."""
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(123456))
+def fixed(seed: int, *shape: int) -> Tensor:
+    """Return numbers that are uniform in [0, 1], the same in each run."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))

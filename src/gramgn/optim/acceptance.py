@@ -24,6 +24,8 @@ from gramgn.optim.snapshot import Snapshot
 
 # Differences of the loss below this number of its roundings are noise.
 ROUNDINGS = 16
+# A grid of step sizes ends after this number in a row that are worse than the best so far.
+PATIENCE = 2
 
 Groups = Sequence[MutableMapping[str, Any]]
 
@@ -216,10 +218,11 @@ class Armijo:
 class Grid:
     """The best of a grid of step sizes t = 1, `shrink`, `shrink`^2, ... on the same mini-batch.
 
-    That is the one with the smallest loss (and, where there is one, penalty of weight decay inside the solve). Where
-    none is smaller than at the start, nothing moves. Costs one forward pass per step size (one more where the model
-    draws random numbers). Common for physics-informed networks (Mueller and Zeinhofer 2023, arXiv 2302.13163), on whose
-    long valleys a step that is merely short enough is often too long.
+    That is the one with the smallest loss (and, where there is one, penalty of weight decay inside the solve). The
+    search ends after two step sizes in a row that are worse than the best so far. Where no loss is smaller than at the
+    start, nothing moves. Costs one forward pass per step size that is tried (one more where the model draws random
+    numbers). Common for physics-informed networks (Mueller and Zeinhofer 2023, arXiv 2302.13163), on whose long valleys
+    a step that is merely short enough is often too long.
 
     Args:
         shrink: The factor between step sizes, in (0, 1); default 1/2.
@@ -245,15 +248,19 @@ class Grid:
         if not step.finite:
             return Outcome(step, 0.0)
         line = along(step)
-        best, of_best, least = 0.0, 0.0, 0.0
+        best, of_best, least, worse = 0.0, 0.0, 0.0, 0
         for number in range(self.num_tries):
             fraction = self.shrink**number
             of_loss, actual = line.actual(fraction)
             if actual > least:
-                best, of_best, least = fraction, of_loss, actual
+                best, of_best, least, worse = fraction, of_loss, actual, 0
+            else:
+                worse += best > 0
+            if worse == PATIENCE:
+                break
         if not best and abs(line.predicted(1.0)) <= line.noise:
             return Outcome(step)
-        return Outcome(step, best, of_best, rejected=self.num_tries - (best > 0))
+        return Outcome(step, best, of_best, rejected=number + (best == 0))
 
 
 LINE_SEARCHES: dict[str, type[Armijo] | type[Grid]] = {"armijo": Armijo, "grid": Grid}
