@@ -1,6 +1,7 @@
 """Measurements of speed and memory, outside the installed package: `python benchmarks/step.py` and its neighbours.
 
 - `step.py`: a step of Gram-Gauss-Newton relative to one of SGD, and to other ways of computing it;
+- `terms.py`: a step on a term with derivatives by the inputs relative to plain `torch.func` code;
 - `cost.py`: the parts of a step over batch sizes and numbers of parameters, for figure T5;
 - `pipeline.py`: start-up, overhead per epoch and memory of a training run;
 - `prepare.py`: preparing images relative to bare decoding.

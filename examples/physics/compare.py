@@ -29,6 +29,7 @@ from poisson import poisson
 from problem import HELD_OUT, VALIDATION, Problem
 from torch import nn
 
+from gramgn.errors import counted
 from gramgn.records import git_state, processor_name, write_atomic
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -74,9 +75,9 @@ class Table:
     def add(self, run: Run, curve: Curve) -> None:
         """Add a run and write the file."""
         self.curves[run] = curve
-        state = git_state(Path(__file__).parent)
+        state = git_state(Path(__file__).resolve().parents[2])
         where = {
-            "device": f"{processor_name()}, {torch.get_num_threads()} thread(s)",
+            "device": f"{processor_name()}, {counted(torch.get_num_threads(), 'thread')}",
             "torch": torch.__version__,
             "kernels": "off",  # they serve float32
             "git": (state["commit"] or "unknown")[:12] + ("+" if state["dirty"] else ""),

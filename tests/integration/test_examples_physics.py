@@ -16,11 +16,11 @@ from house import REPOSITORY
 from gramgn import GramGaussNewton
 
 FALLS = {
-    "poisson_2d": (15, 0.1),
-    "poisson_5d": (3, 1.0),
+    "poisson_2d": (10, 0.1),
+    "poisson_5d": (10, 0.4),
     "heat": (12, 0.2),
-    "coefficient": (20, 0.5),
-    "deeponet": (12, 0.5),
+    "coefficient": (15, 0.2),
+    "deeponet": (12, 0.6),
     "lennard_jones": (8, 0.5),
 }
 """Steps of Gram-Gauss-Newton, and the share of the first error that may be left."""
@@ -68,9 +68,9 @@ def test_all_optimizers_minimise_one_loss(examples: dict[str, ModuleType], name:
     examples["optimizers"].loss_of(model, terms).backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
-    GramGaussNewton(model, lam=1.0, alpha=1e9).step(terms=terms)
+    GramGaussNewton(model, lam=1.0, alpha=1e8).step(terms=terms)
     moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
-    assert torch.nn.functional.cosine_similarity(moved, -gradient, dim=0) > 0.9999
+    assert moved @ -gradient > 0.9999 * moved.norm() * gradient.norm()
 
 
 @pytest.mark.filterwarnings("ignore:GramGaussNewton. the small eigenvalues:RuntimeWarning")
@@ -111,14 +111,3 @@ def test_a_comparison_is_chosen_kept_and_reported(
     assert "old" not in page
     assert "`coefficient`" in page
     assert (tmp_path / "physics-coefficient.png").stat().st_size > 5000
-
-
-def test_the_page_shows_the_published_runs(examples: dict[str, ModuleType]) -> None:
-    """Tables that differ from the files are written again by `report.py`."""
-    report, compare = examples["report"], examples["compare"]
-    tables = {name: compare.Table(RESULTS / f"physics_{name}.csv") for name in compare.PROBLEMS}
-    for table in tables.values():
-        assert {len(table.runs(optimizer)) for optimizer in report.NAMES} == {3}
-    page = PAGE.read_text(encoding="utf-8")
-    for name, table in report.tables_of(tables).items():
-        assert f"<!-- table: {name} -->\n{table}\n<!-- end -->" in page

@@ -394,6 +394,7 @@ def test_grid_takes_the_best_of_the_step_sizes() -> None:
         info = optimizer.step(terms=terms)
         assert info.lr == pytest.approx(t)
         assert info.actual_decrease == pytest.approx(values[0] - min(values), rel=1e-6)
+        assert info.rejected <= sizes.index(t) + 1  # no shorter steps after two that are worse
         assert relative_error(where(optimizer), dense.w, start) < 1e-7
 
 
