@@ -265,6 +265,41 @@ def test_modules_without_a_rule_are_named_once() -> None:
     assert relative_error(J.gram()[0], dense_gram(model, x)) < TOLERANCE
 
 
+class Initialised(nn.Linear):
+    """Computes what its base class computes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.weight)
+
+
+class Called(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 2 * super().__call__(x)
+
+
+class Padded(nn.Conv1d):
+    def _conv_forward(self, x: Tensor, *args: Any) -> Tensor:
+        return super()._conv_forward(nn.functional.pad(x, (1, 1)), *args)
+
+
+@pytest.mark.parametrize(
+    ("layer", "noted"),
+    [(Initialised(5), False), (Called(5, 5), True), (Padded(5, 5, 3), True), (nn.Linear(5, 5), False)],
+)
+def test_a_subclass_has_the_rule_of_its_base_class_if_it_computes_the_same(
+    layer: nn.Module, noted: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 5), layer, nn.Flatten()).double()
+    x = torch.randn(4, 5, 5, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert_right(Problem(model, (x,), torch.sin), Stream(conv_path="grouped").build())
+    assert any("no rule" in str(each.message) for each in caught) is noted
+
+
 def dense_gram(model: nn.Module, x: Tensor) -> Tensor:
     J = Problem(model, (x,), lambda f: f).dense_jacobian()
     return J @ J.T
@@ -310,7 +345,10 @@ def test_many_pairs_of_places_are_multiplied_some_at_a_time() -> None:
 
 
 class Cell(nn.GRUCell):
-    """A cell without a rule, as every subclass."""
+    """A cell without a rule: it might compute something else."""
+
+    def forward(self, x: Tensor, h: Tensor | None = None) -> Tensor:
+        return super().forward(x, h)
 
 
 class Recurrent(nn.Module):

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from gramgn.optim.closure import Forward
 from gramgn.optim.runtime import RandomState, random_state
 from gramgn.optim.stream.attention import Part
-from gramgn.optim.stream.rules import RULES, CallsRule, Rule
+from gramgn.optim.stream.rules import CallsRule, Rule, rule_of
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
 """Modules that read the parameters of their children without calling them."""
@@ -74,7 +74,7 @@ def find_owners(model: nn.Module, params: Mapping[str, Tensor], *, replaced: boo
             place = f"{path}.{local}".removeprefix(".")
             owner.params[place[len(at) :].removeprefix(".")] = names[id(param)]
     for owner in owners.values():
-        rule = RULES.get(type(owner.module))
+        rule = rule_of(type(owner.module))
         # The forward must be the one that the rule knows, with the parameters under their own names.
         plain = not replaced if owner.module is model else "forward" not in vars(owner.module)
         known = isinstance(rule, CallsRule) or (rule is not None and set(owner.params) <= rule.params)

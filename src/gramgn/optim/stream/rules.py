@@ -256,7 +256,7 @@ def instance_norm(
 ) -> Blocks:
     """Return the blocks [b, C] of instance normalisation of x [b, C, ...]."""
     norm, x = cast(_InstanceNorm, module), x.to(grad.dtype)
-    _check_batched(x, _INSTANCE_NORM_NDIM[type(module)])
+    _check_batched(x, next(ndim for kind, ndim in _INSTANCE_NORM_NDIM.items() if isinstance(module, kind)))
     own = norm.training or not norm.track_running_stats
     stats = (None, None) if own else (norm.running_mean, norm.running_var)
     return _by_channel(
@@ -303,7 +303,6 @@ ATTENTION_PARAMS = frozenset(
     f"{name}_{kind}" for name in ("in_proj", "q_proj", "k_proj", "v_proj") for kind in ("weight", "bias")
 ) | {"out_proj.weight", "out_proj.bias", "bias_k", "bias_v"}
 
-# Exact types: a subclass may compute something else.
 RULES: dict[type[nn.Module], Rule | CallsRule] = {
     nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors),
     nn.MultiheadAttention: Rule(
@@ -331,6 +330,27 @@ RULES: dict[type[nn.Module], Rule | CallsRule] = {
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), CallsRule(pull_layers, check_sequences, is_known, run_layers)),
     **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), CallsRule(pull_cells, check_sequences, is_known)),
 }
+
+
+HARMLESS = frozenset(("reset_parameters", "extra_repr"))
+"""Methods of a layer that a subclass may override without computing something else; so may it special methods but
+`CALLED`."""
+
+CALLED = frozenset(("__call__", "__getattr__", "__getattribute__"))
+
+
+def rule_of(kind: type[nn.Module]) -> Rule | CallsRule | None:
+    """Return the rule for a type of modules, which may be that of a base class that computes the same."""
+    base = next((base for base in kind.__mro__ if base in RULES), None)
+    if base is None:
+        return None
+    for each in kind.__mro__:
+        for name, value in vars(each).items() if each not in base.__mro__ else ():
+            is_special = name.startswith("__") and name not in CALLED
+            # A property may stand for a parameter.
+            if hasattr(value, "__set__") or (hasattr(base, name) and not is_special and name not in HARMLESS):
+                return None
+    return RULES[base]
 
 
 def _by_place(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
