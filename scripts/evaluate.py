@@ -7,7 +7,7 @@ python scripts/evaluate.py run=<folder> format=json                    # for pro
 
 run           a run's folder, below the current folder or the repository
 split         test (default) | val | train
-checkpoint    best (default; the lowest validation loss) | last
+checkpoint    best (default; the lowest validation loss) | last | average (of the last, with trainer.average_decay)
 device        auto (default) | cpu | cuda | cuda:<n>
 dataset.root  the folder of the raw data, where that is no longer the one recorded
 format        text (default) | json

@@ -5,7 +5,7 @@ python scripts/export.py run=<folder> out=<new folder> checkpoint=last
 
 run         a run's folder, below the current folder or the repository
 out         a new folder below the current one; nothing is ever overwritten
-checkpoint  best (default; the lowest validation loss) | last
+checkpoint  best (default; the lowest validation loss) | last | average (of the last, with trainer.average_decay)
 
 Writes weights.pt, a plain state_dict that torch.load(..., weights_only=True) reads, and MODEL_CARD.md. Exit
 codes: 0 exported, 2 rejected and nothing written.

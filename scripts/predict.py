@@ -8,7 +8,7 @@ run         a run's folder, below the current folder or the repository
 images      files, patterns and folders (searched at any depth) below the current folder, separated by commas;
             may be given again. An .npz file stands for the images in it
 out         the CSV file (default predictions.csv); a file that does not hold predictions is never replaced
-checkpoint  best (default; the lowest validation loss) | last
+checkpoint  best (default; the lowest validation loss) | last | average (of the last, with trainer.average_decay)
 device      auto (default) | cpu | cuda | cuda:<n>
 workers     processes that decode; default: as many as there is work for
 

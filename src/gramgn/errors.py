@@ -54,6 +54,11 @@ def is_whole(value: object, minimum: int = 0, maximum: int | None = None) -> boo
     return value >= minimum and (maximum is None or value <= maximum)
 
 
+def is_number(value: object, minimum: float, below: float) -> bool:
+    """Return whether a value is a number of at least `minimum` and below `below`; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and minimum <= value < below
+
+
 def checked_choice(option: str, given: T, allowed: Sequence[T]) -> T:
     """Return `given` if it is one of `allowed`.
 

@@ -11,6 +11,10 @@ import pytest
 import torch
 from house import BLOBS, SMALL, Call, House, losses, num_rows, read_rows, read_run, stop, wait_until
 
+from gramgn.records import AVERAGE_COLUMNS
+
+ON_REQUEST = ("momentum", *AVERAGE_COLUMNS)
+
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = torch.load(folder / "checkpoints" / "last.pt")["model"]
@@ -19,6 +23,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def assert_same_run(one: Path, other: Path) -> None:
     assert losses(one) == losses(other)
+    for row, same in zip(read_rows(one), read_rows(other), strict=True):
+        assert [row.get(name) for name in ON_REQUEST] == [same.get(name) for name in ON_REQUEST]
     for name, value in weights(one).items():
         assert torch.equal(value, weights(other)[name]), name
 
@@ -55,6 +61,7 @@ def test_a_killed_run_continues_bit_for_bit(call: Call, house: House) -> None:
         "tracking=none",
     )
     options += ("optimizer=ggn", "trainer.epochs=4", "trainer.batch_size=8", "trainer.threads=1")
+    options += ("schedule=one_cycle", "schedule.alpha=10", "schedule.momentum=0.9", "schedule.every=epoch")
     process = house.start(*BLOBS, *options)
     wait_until(lambda: num_rows(house) == 2, process)
     time.sleep(0.05)  # well into the next epoch, which takes 24 steps
@@ -86,12 +93,26 @@ def test_one_process_per_run_and_a_kill_before_the_first_checkpoint(
     assert len(read_rows(folder)) == 2
 
 
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+ALL_CHANGES = ("schedule=cosine", "schedule.warmup=0.1", "augment=flip", "trainer.average_decay=0.8")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "changes"), [(signal.SIGTERM, 143, ()), (signal.SIGINT, 130, ALL_CHANGES)]
+)
 def test_a_signal_saves_mid_epoch_and_nothing_is_lost(
-    call: Call, house: House, monkeypatch: pytest.MonkeyPatch, how: signal.Signals, code: int
+    call: Call,
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    how: signal.Signals,
+    code: int,
+    changes: tuple[str, ...],
 ) -> None:
-    """H21: exit code, state, a checkpoint in mid-epoch, and the same run in the end."""
+    """H21: exit code, state, a checkpoint in mid-epoch, and the same run in the end.
+
+    Schedule, augmentation and averaged weights continue in mid-epoch as well.
+    """
     options = (*SMALL, "optimizer=slow_sgd", "trainer.batch_size=8", "trainer.epochs=3", "trainer.threads=1")
+    options += changes
     process = house.start(*BLOBS, *options, "optimizer.sleep_s=0.1")
     wait_until(lambda: num_rows(house) == 1, process)
     time.sleep(0.25)  # two of the next epoch's six steps

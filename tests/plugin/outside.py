@@ -16,6 +16,8 @@ from gramgn.data import RegressionData
 class Blobs:
     """A bright spot on noise; the target is its height. ``bad`` asks for one of several faults."""
 
+    augmentations = ("flip",)
+
     def __init__(
         self, num_images: int = 64, channels: int = 3, seed: int = 0, bad: str = "", sleep_s: float = 0
     ):

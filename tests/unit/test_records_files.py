@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from gramgn.errors import InputError
 from gramgn.records import (
+    AVERAGE_COLUMNS,
     INTEGER_COLUMNS,
     METRIC_COLUMNS,
     RunFolder,
@@ -63,7 +64,8 @@ def test_every_value_reads_back_bit_for_bit(folder: RunFolder, cells: dict[str, 
 def test_missing_values_are_empty_cells_and_unknown_columns_are_refused(folder: RunFolder) -> None:
     folder.append_metrics({"epoch": 1, "val_loss": 0.5})
     header, line = folder.metrics_csv.read_text().splitlines()
-    assert header == ",".join(METRIC_COLUMNS)
+    on_request = ("momentum", *AVERAGE_COLUMNS)
+    assert header.split(",") == [name for name in METRIC_COLUMNS if name not in on_request]
     assert sorted(cell for cell in line.split(",") if cell) == ["0.5", "1"]
     with pytest.raises(ValueError, match="val_los"):
         folder.append_metrics({"epoch": 2, "val_los": 0.5})
@@ -105,6 +107,16 @@ def test_fewer_columns_of_an_older_version_can_be_read_but_not_continued(folder:
     assert (row["val_loss"], row["test_loss"]) == (0.5, None)
     with pytest.raises(InputError, match="another version"):
         folder.append_metrics({"epoch": 2})
+
+
+def test_columns_on_request_are_in_every_row_of_a_file_or_in_none(folder: RunFolder) -> None:
+    folder.append_metrics({"epoch": 1, "average_val_loss": None})
+    folder.append_metrics({"epoch": 2, "average_val_loss": 0.5})
+    folder.append_metrics({"epoch": 3})
+    folder.truncate_metrics(2)
+    assert [row["average_val_loss"] for row in folder.read_metrics()] == [None, 0.5]
+    with pytest.raises(InputError, match="another version"):
+        folder.append_metrics({"epoch": 3, "momentum": 0.9})
 
 
 def test_truncate_cuts_back_to_the_checkpoint(folder: RunFolder) -> None:

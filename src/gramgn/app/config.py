@@ -20,7 +20,17 @@ from gramgn.records import override_key
 from gramgn.tracking import TrackingConfig
 
 OBJECT_SECTIONS = ("dataset", "model", "optimizer")
-ENTRIES = (*OBJECT_SECTIONS, "trainer", "tracking", "seed", "name", "init_from", "resume")
+ENTRIES = (
+    *OBJECT_SECTIONS,
+    "trainer",
+    "schedule",
+    "augment",
+    "tracking",
+    "seed",
+    "name",
+    "init_from",
+    "resume",
+)
 # Sections that only set keys of other sections while a configuration is composed; none is recorded with a run.
 SOURCES = {
     "scale": ("epochs", "batch_size", "image_size", "depth", "limit", "num_images"),
@@ -80,17 +90,20 @@ def check_entries(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: An unknown key (the nearest valid one is named), a missing one, or a bad value.
     """
-    from gramgn.training import TrainerConfig
+    from gramgn.training import AugmentConfig, ScheduleConfig, TrainerConfig
+
+    schemas: dict[str, Any] = {"trainer": TrainerConfig, "schedule": ScheduleConfig}
+    schemas |= {"augment": AugmentConfig, "tracking": TrackingConfig}
 
     check_keys("", config, (*ENTRIES, "paths"))
     _check_complete("", config, ENTRIES)
-    for section in (*OBJECT_SECTIONS, "trainer", "tracking"):
+    for section in (*OBJECT_SECTIONS, *schemas):
         if not isinstance(config[section], Mapping):
             raise ConfigError(f"{section}={config[section]!r} must be one of the choices in conf/{section}")
     for section in OBJECT_SECTIONS:
         if "_target_" not in config[section]:
             raise ConfigError(f"conf/{section}: the chosen file names no _target_, the class to build")
-    for section, schema in (("trainer", TrainerConfig), ("tracking", TrackingConfig)):
+    for section, schema in schemas.items():
         names = [field.name for field in fields(schema)]
         check_keys(section, config[section], names)
         _check_complete(f"{section}.", config[section], names)

@@ -26,9 +26,13 @@ from gramgn.stopping import deferred_signals
 from gramgn.tracking import TrackingConfig
 from gramgn.training import (
     BEST,
+    Augmentation,
+    AugmentConfig,
     Clock,
     Diverged,
     Precision,
+    Schedule,
+    ScheduleConfig,
     TensorData,
     Trainer,
     TrainerConfig,
@@ -54,6 +58,8 @@ class Parts:
     device: torch.device
     precision: Precision
     config: TrainerConfig
+    schedule: Schedule
+    augment: AugmentConfig
     tracking: TrackingConfig
     clock: Clock
 
@@ -105,6 +111,7 @@ def build_parts(job: Job) -> Parts:
             f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"
         )
     config, tracking = TrainerConfig(**job.config["trainer"]), TrackingConfig(**job.config["tracking"])
+    scheduled, augment = ScheduleConfig(**job.config["schedule"]), AugmentConfig(**job.config["augment"])
     device = choose_device(config.device)
     clock = Clock(partial(synchronize, device))
     with clock.part("startup"):
@@ -113,15 +120,17 @@ def build_parts(job: Job) -> Parts:
         model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
         section = job.config["optimizer"]
         optimizer = _build_optimizer(section if job.stored is None else _on_this_machine(section), model)
+        schedule = _schedule(scheduled, config, section, optimizer, job.stored)
         if config.compile:
             check_compile(optimizer, device)
         dataset = build_dataset(job.config["dataset"])
+        augment.check(getattr(dataset, "augmentations", ()), str(job.config["dataset"].get("name")))
         if hasattr(dataset, "check"):
             dataset.check(config.image_size)
         _probe(model, dataset, config, device)
         if job.config["init_from"] is not None and job.stored is None:
             warm_start(model, job.config["init_from"])
-    return Parts(dataset, model, optimizer, device, precision, config, tracking, clock)
+    return Parts(dataset, model, optimizer, device, precision, config, schedule, augment, tracking, clock)
 
 
 def warm_start(model: nn.Module, init_from: str) -> None:
@@ -155,6 +164,32 @@ def _build_optimizer(section: Mapping[str, Any], model: nn.Module) -> torch.opti
             f"optimizer.loss={loss}: the data sets here are regressions; leave it squared_error"
         )
     return optimizer
+
+
+def _schedule(
+    config: ScheduleConfig,
+    trainer: TrainerConfig,
+    section: Mapping[str, Any],
+    optimizer: torch.optim.Optimizer,
+    stored: Mapping[str, Any] | None,
+) -> Schedule:
+    """Return the schedule, checked against what else changes or measures the same values."""
+    if config.alpha is not None and section.get("adaptive_damping") is not None:
+        raise ConfigError(
+            f"schedule.alpha={config.alpha}: optimizer.adaptive_damping changes alpha already; set one of them to null"
+        )
+    if not config.depends_on_length:
+        return Schedule(config, optimizer)
+    if trainer.theory_every is not None:
+        raise ConfigError(
+            "trainer.theory_every: the theory's rates are those of a constant lr; use schedule=constant"
+        )
+    if stored is not None and (epochs := stored["config"]["trainer"]["epochs"]) != trainer.epochs:
+        raise ConfigError(
+            f"trainer.epochs={trainer.epochs}: the schedule of this run is stretched over its {epochs} epochs; start "
+            "a new run for another length"
+        )
+    return Schedule(config, optimizer)
 
 
 def _on_this_machine(section: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -206,6 +241,10 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         clock=parts.clock,
         mirror=lambda rows: recording.mirror.log_rows(rows),
         reporter=recording.reporter,
+        schedule=parts.schedule,
+        augment=Augmentation(parts.augment, seed=job.config["seed"], num_samples=data.size("train"))
+        if parts.augment.used
+        else None,
         observe=_observer(parts, data, recording),
     )
     if job.stored is not None:

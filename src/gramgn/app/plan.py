@@ -11,7 +11,7 @@ from typing import Any
 from gramgn.app.config import check_entries
 from gramgn.app.paths import absolute, repository
 from gramgn.errors import ConfigError, InputError, first_line
-from gramgn.records import RESUMABLE, RunFolder, flat, path_override, portable, write_atomic
+from gramgn.records import RESUMABLE, RunFolder, flat, path_override, portable, with_added, write_atomic
 
 LOCAL_FILE = "local.json"
 OUTPUT_FILE = "output.log"  # of the process of a sweep's job
@@ -87,6 +87,7 @@ def resumed_job(
             "init_from=<run folder>"
         )
     stored = RunFolder.open(folder).read_run(*STORED)
+    stored["config"] = with_added(stored["config"])
     check_entries(stored["config"])
     if stored["state"] == "diverged":
         why = (stored.get("error") or {}).get("message", "the reason is not recorded")

@@ -34,6 +34,8 @@ from gramgn.training import (
 )
 
 CHECKPOINTS = {"best": BEST, "last": LAST}
+EVALUATED = ("val_loss", "val_mae", "test_loss", "test_mae")
+AVERAGE = "average"  # the averaged weights in the last checkpoint
 # Entries of run.json that using the network needs.
 NEEDED = ("config.dataset._target_", "config.model._target_", "config.trainer", "dataset", "precision")
 
@@ -50,7 +52,7 @@ class Trained:
         model: In evaluation mode, on `device`.
         scaling: Of the targets and pixels, as the checkpoint keeps it.
         device: Where the network is.
-        checkpoint: `"best"` or `"last"`.
+        checkpoint: `"best"`, `"last"` or `"average"`.
         epoch: Number of whole epochs that the weights were trained for.
         batch: Number of batches of the next epoch; 0 except for a run interrupted in mid-epoch.
         step: Number of optimizer steps.
@@ -82,7 +84,12 @@ class Trained:
     def row(self) -> Row | None:
         """Return the row of metrics.csv that was measured with these weights, None if there is none."""
         rows = [row for row in self.folder.read_metrics() if row["epoch"] == self.epoch]
-        return rows[-1] if rows and not self.batch else None
+        if not rows or self.batch:
+            return None
+        if self.checkpoint != AVERAGE:
+            return rows[-1]
+        measured = {name: rows[-1][f"average_{name}"] for name in EVALUATED}
+        return rows[-1] | {"train_loss": None, "train_mae": None} | measured
 
     def dataset(self, root: str | None = None) -> Any:
         """Build the run's data set.
@@ -157,20 +164,21 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
 
     Args:
         folder: A run that is done, or was interrupted after its first checkpoint.
-        checkpoint: `"best"` (lowest validation loss) or `"last"`.
+        checkpoint: `"best"` (lowest validation loss), `"last"`, or `"average"`: the averaged weights of the last
+            checkpoint, of a run with `trainer.average_decay`.
         device: `"auto"` or a torch device.
 
     Raises:
         InputError: The run has no usable network, its files are damaged or do not belong together, or a class
             of its configuration cannot be imported.
     """
-    checked_choice("checkpoint", checkpoint, list(CHECKPOINTS))
+    checked_choice("checkpoint", checkpoint, [*CHECKPOINTS, AVERAGE])
     run = folder.read_run(*NEEDED)
     _check_ended_well(folder, run)
     state = _checkpoint(folder, checkpoint)
     if state["identity"] != checkpoint_identity(run):
         raise InputError(
-            f"{folder.checkpoint_dir / CHECKPOINTS[checkpoint]} was not written by this run as its run.json "
+            f"{folder.checkpoint_dir / CHECKPOINTS.get(checkpoint, LAST)} was not written by this run as its run.json "
             "describes it: the checkpoint is another run's, or run.json was edited. Put the right one back"
         )
     config = with_local_paths(run["config"], folder.path)
@@ -185,7 +193,7 @@ def load_trained(folder: RunFolder, *, checkpoint: str = "best", device: str = "
     model: nn.Module = build("model", config["model"]).to(getattr(torch, settings.dtype))
     load_state(
         model,
-        state["model"],
+        _averaged(folder, state) if checkpoint == AVERAGE else state["model"],
         f"the weights of {folder.path} do not fit {config['model']['_target_']} as it is now",
         "Use the version of it that trained the run",
     )
@@ -226,7 +234,7 @@ def _check_ended_well(folder: RunFolder, run: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
-    path = folder.checkpoint_dir / CHECKPOINTS[checkpoint]
+    path = folder.checkpoint_dir / CHECKPOINTS.get(checkpoint, LAST)
     if not path.is_file():
         there = [name for name, file in CHECKPOINTS.items() if (folder.checkpoint_dir / file).is_file()]
         instead = (
@@ -238,8 +246,23 @@ def _checkpoint(folder: RunFolder, checkpoint: str) -> dict[str, Any]:
     try:
         return read_checkpoint(path)
     except Exception as error:  # a damaged pickle can raise anything
-        others = ", ".join(f"checkpoint={name}" for name in CHECKPOINTS if name != checkpoint)
+        others = ", ".join(f"checkpoint={name}" for name, file in CHECKPOINTS.items() if file != path.name)
         raise InputError(f"{path} is damaged ({first_line(error)}); try {others}") from error
+
+
+def _averaged(folder: RunFolder, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the averaged weights of a checkpoint, under the network's own names."""
+    if "average" not in state:
+        raise InputError(
+            f"the run {folder.path} kept no averaged weights (trainer.average_decay was null): use checkpoint=best or "
+            "checkpoint=last"
+        )
+    beginning = "module."  # of torch's AveragedModel, which also counts its updates
+    return {
+        name.removeprefix(beginning): tensor
+        for name, tensor in state["average"].items()
+        if name.startswith(beginning)
+    }
 
 
 def load_state(model: nn.Module, weights: dict[str, Tensor], what: str, advice: str) -> None:

@@ -41,6 +41,7 @@ class AFAD(ImageDataset):
     natural_channels: ClassVar[int] = 3
     plausible: ClassVar[tuple[float, float]] = (1, 110)
     substitute: ClassVar[str] = "afad_synthetic"
+    augmentations: ClassVar[tuple[str, ...]] = ("flip", "crop", "rotate")
     layout: ClassVar[str] = "AFAD-Lite/<age 18 to 39>/<111 male | 112 female>/<person>-<k>.jpg"
     source: ClassVar[str] = (
         "https://afad-dataset.github.io (academic research only); downloaded archive parts are unpacked by "

@@ -66,6 +66,8 @@ class ImageDataset(ABC):
     """Number of channels of the originals."""
     plausible: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     """Smallest and largest target that can be right, in `unit`."""
+    augmentations: ClassVar[tuple[str, ...]] = ()
+    """Changes of an image (keys of `conf/augment`: `flip`, `crop`, `rotate`) under which its target stays right."""
 
     def __init__(
         self,

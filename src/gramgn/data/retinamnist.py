@@ -37,6 +37,7 @@ class RetinaMNIST(ImageDataset):
     unit: ClassVar[str] = "grade"
     natural_channels: ClassVar[int] = 3
     plausible: ClassVar[tuple[float, float]] = (0, 4)
+    augmentations: ClassVar[tuple[str, ...]] = ("flip", "crop", "rotate")
     layout: ClassVar[str] = f"{FILE} (train_images, train_labels, val_..., test_...)"
     source: ClassVar[str] = "https://medmnist.com (CC BY 4.0), file retinamnist.npz of MedMNIST v2"
 

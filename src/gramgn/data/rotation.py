@@ -47,6 +47,7 @@ class Rotation(ImageDataset):
         f"images ({', '.join(IMAGE_SUFFIXES)}) at any depth, or one .npz file with arrays *images"
     )
     source: ClassVar[str] = "any images of your own; no labels are needed"
+    augmentations: ClassVar[tuple[str, ...]] = ("crop",)  # a mirror turns the angle's sign around
 
     def __init__(
         self,

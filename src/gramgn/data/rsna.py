@@ -56,6 +56,7 @@ class RSNA(ImageDataset):
     natural_channels: ClassVar[int] = 1
     plausible: ClassVar[tuple[float, float]] = (0, MAX_MONTHS)
     substitute: ClassVar[str] = "rsna_synthetic"
+    augmentations: ClassVar[tuple[str, ...]] = ("flip", "crop", "rotate")
     layout: ClassVar[str] = (
         "a label table (columns id,boneage,male) such as boneage-training-dataset.csv and images <id>.png, "
         "e.g. in boneage-training-dataset/, at any depth"

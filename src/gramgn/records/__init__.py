@@ -27,8 +27,15 @@ from gramgn.records.identity import (
     path_override,
     settings,
     short_hash,
+    with_added,
 )
-from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS, Row, idle_epochs_note
+from gramgn.records.metrics import (
+    AVERAGE_COLUMNS,
+    INTEGER_COLUMNS,
+    METRIC_COLUMNS,
+    Row,
+    idle_epochs_note,
+)
 from gramgn.records.provenance import git_state, portable, processor_name, start_record, versions
 from gramgn.records.queries import (
     DATA_COLUMNS,
@@ -54,6 +61,7 @@ from gramgn.records.sweep_folder import (
 from gramgn.records.table import runs
 
 __all__ = [
+    "AVERAGE_COLUMNS",
     "DATA_COLUMNS",
     "ENDED",
     "ENTRIES",
@@ -97,6 +105,7 @@ __all__ = [
     "start_record",
     "varying",
     "versions",
+    "with_added",
     "write_atomic",
     "write_results",
 ]

@@ -48,6 +48,19 @@ ROLES: Mapping[str, str] = {
 }
 """Role of each configuration key that does not distinguish every run; a key stands for everything below it."""
 
+ADDED: Mapping[str, Any] = {
+    "schedule.shape": "constant",
+    "schedule.every": "step",
+    "schedule.warmup": 0.0,
+    "schedule.alpha": None,
+    "schedule.momentum": None,
+    "augment.flip": False,
+    "augment.crop": 0.0,
+    "augment.rotate": 0.0,
+    "trainer.average_decay": None,
+}
+"""Keys that records of earlier versions lack, and their values that mean the same: these identify nothing."""
+
 RESUMABLE = ("trainer.epochs", "trainer.device", "trainer.threads", "tracking")
 """Keys that may be changed when a run is resumed."""
 
@@ -95,9 +108,26 @@ def flat(config: Mapping[str, Any], *without: str) -> dict[str, Any]:
     return found
 
 
+def with_added(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded configuration in which no key is missing because its version did not have it yet."""
+    filled = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    for key, value in ADDED.items():
+        section, _, name = key.partition(".")
+        if isinstance(entries := filled.setdefault(section, {}), dict):
+            entries.setdefault(name, value)
+    return filled
+
+
+def _identifying(config: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Return `flat` of a configuration without keys that an earlier version lacked and that change nothing."""
+    return {
+        key: value for key, value in flat(config, *without).items() if key not in ADDED or value != ADDED[key]
+    }
+
+
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which two jobs differ, with both values; an absent one is None."""
-    first, second = flat(one, INCIDENTAL), flat(other, INCIDENTAL)
+    first, second = _identifying(one, INCIDENTAL), _identifying(other, INCIDENTAL)
     # Compared as JSON, so that what was written to run.json and read back equals what was written.
     keys = [key for key in first | second if _text(first, key) != _text(second, key)]
     return {key: (first.get(key), second.get(key)) for key in sorted(keys)}
@@ -105,7 +135,7 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tup
 
 def checkpoint_identity(record: Mapping[str, Any]) -> str:
     """Return what ties checkpoints to the run of run.json: its id and all of its configuration that must not change."""
-    return digest([record["id"], flat(record["config"], INCIDENTAL, RESUME)])
+    return digest([record["id"], _identifying(record["config"], INCIDENTAL, RESUME)])
 
 
 def settings(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +144,7 @@ def settings(record: Mapping[str, Any]) -> dict[str, Any]:
     On a CPU the number of threads is a setting (`"threads"`), because it changes the measured times. `init_from`
     counts only where the command line gave it: an experiment that names its start finds another path for each seed.
     """
-    found = flat(record.get("config") or {}, INCIDENTAL, SEED, LOCATION, LABEL)
+    found = _identifying(record.get("config") or {}, INCIDENTAL, SEED, LOCATION, LABEL)
     is_given = any(override_key(str(word)) == "init_from" for word in record.get("overrides") or ())
     if (record.get("choices") or {}).get("experiment") and not is_given:
         found.pop("init_from", None)

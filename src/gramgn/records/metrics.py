@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from gramgn.errors import InputError
@@ -62,9 +62,21 @@ METRIC_COLUMNS: tuple[str, ...] = (
     "drift_J",  # |J - J_0|, Frobenius
     "drift_J_row",  # largest |J_i - J_0,i| of a row
     "drift_G",  # |G - G_0|, spectral
+    "momentum",  # of the last step: with schedule.momentum
+    "average_val_loss",  # of the averaged weights: with trainer.average_decay
+    "average_val_mae",
+    "average_test_loss",
+    "average_test_mae",
 )
 
-HEADER = ",".join(METRIC_COLUMNS) + "\n"
+AVERAGE_COLUMNS = METRIC_COLUMNS[-4:]
+_ON_REQUEST = METRIC_COLUMNS[-5:]
+"""Columns of the files of those runs only that have them."""
+
+
+def columns_for(names: Collection[str]) -> list[str]:
+    """Return the columns of a file in which these are used: those of every run, and what `names` has on request."""
+    return [name for name in METRIC_COLUMNS if name in names or name not in _ON_REQUEST]
 
 
 def idle_epochs_note(rows: Sequence[Row]) -> str:
@@ -82,8 +94,8 @@ def idle_epochs_note(rows: Sequence[Row]) -> str:
     )
 
 
-def format_row(row: Mapping[str, int | float | None]) -> str:
-    """Return one line of `metrics.csv`; a missing or `None` value is an empty cell.
+def format_row(row: Mapping[str, int | float | None], columns: Sequence[str]) -> str:
+    """Return one line of a `metrics.csv` with these columns; a missing or `None` value is an empty cell.
 
     Raises:
         ValueError: A name is not one of `METRIC_COLUMNS`, or `epoch` is missing.
@@ -93,7 +105,7 @@ def format_row(row: Mapping[str, int | float | None]) -> str:
         raise ValueError(f"unknown metric columns {unknown}; allowed are {', '.join(METRIC_COLUMNS)}")
     if row.get("epoch") is None:
         raise ValueError("a metrics row needs its epoch")
-    return ",".join(_format_cell(name, row.get(name)) for name in METRIC_COLUMNS) + "\n"
+    return ",".join(_format_cell(name, row.get(name)) for name in columns) + "\n"
 
 
 def parse_metrics(text: str, source: str) -> list[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 from gramgn.errors import InputError
 from gramgn.locks import is_locked, locked
 from gramgn.records.files import write_atomic
-from gramgn.records.metrics import HEADER, Row, format_row, parse_metrics
+from gramgn.records.metrics import Row, columns_for, format_row, parse_metrics
 from gramgn.records.schema import FORMAT, STATES, check_record
 
 
@@ -151,13 +151,15 @@ class RunFolder:
             ValueError: A column is unknown or `epoch` is missing.
             InputError: The file cannot be written, or has the columns of another version.
         """
-        text = self._metrics_text() or HEADER
-        if not text.startswith(HEADER):
+        text = self._metrics_text()
+        columns = text.partition("\n")[0].split(",") if text else columns_for(row)
+        if columns != columns_for({*columns, *row}):
             raise InputError(
                 f"{self.metrics_csv} has the columns of another version; finish that run with the version "
                 "that began it, or start a new one."
             )
-        write_atomic(self.metrics_csv, text + format_row(row))
+        line = format_row(row, columns)
+        write_atomic(self.metrics_csv, (text or ",".join(columns) + "\n") + line)
 
     def truncate_metrics(self, epoch: int) -> None:
         """Cut metrics.csv back to an epoch (that of the checkpoint, on resume), atomically.
@@ -167,7 +169,9 @@ class RunFolder:
         """
         rows = [row for row in self.read_metrics() if (row["epoch"] or 0) <= epoch]
         if self.metrics_csv.is_file():
-            write_atomic(self.metrics_csv, HEADER + "".join(map(format_row, rows)))
+            columns = columns_for(self._metrics_text().partition("\n")[0].split(","))
+            lines = [",".join(columns) + "\n", *(format_row(row, columns) for row in rows)]
+            write_atomic(self.metrics_csv, "".join(lines))
 
     def read_metrics(self) -> list[Row]:
         """Return the rows of `metrics.csv` in file order; none if there is no file yet.

@@ -1,5 +1,6 @@
 """The training loop: exact clock, exact resume, and every way a run can end."""
 
+from gramgn.training.augment import Augmentation, AugmentConfig
 from gramgn.training.checkpoint import BEST, LAST, Checkpoints, load_weights, read_checkpoint
 from gramgn.training.clock import Clock
 from gramgn.training.config import TrainerConfig
@@ -20,11 +21,14 @@ from gramgn.training.loop import Diverged, Trainer, evaluate
 from gramgn.training.modes import evaluation_mode
 from gramgn.training.muon import muon_with_adamw, split_for_muon
 from gramgn.training.reporter import Reporter
+from gramgn.training.schedule import Schedule, ScheduleConfig
 from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
 
 __all__ = [
     "BEST",
     "LAST",
+    "AugmentConfig",
+    "Augmentation",
     "Checkpoints",
     "Clock",
     "Diverged",
@@ -32,6 +36,8 @@ __all__ = [
     "Precision",
     "Reporter",
     "Scaling",
+    "Schedule",
+    "ScheduleConfig",
     "Stepper",
     "TensorData",
     "Trainer",

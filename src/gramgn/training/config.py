@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from gramgn.errors import ConfigError, is_whole
+from gramgn.errors import ConfigError, is_number, is_whole
 
 ORDERS = ("shuffle", "cyclic")
 DTYPES = ("float32", "float64")
@@ -37,6 +37,8 @@ class TrainerConfig:
         channels_last: Keep kernels and batches of images in channels-last memory format, in which convolutions
             are faster. Sums round differently. run.json records what was in force (`precision`): never
             for data other than images, nor for a network that cannot take it.
+        average_decay: Decay per step, in (0, 1), of an exponential average of weights and buffers, which is evaluated
+            next to the weights (`average_*` of metrics.csv) and kept in checkpoints. None: none.
         theory_every: Number of epochs between measurements of the quantities of the paper's theorems, before the
             first step and at the end as well; for `model=two_layer` in float64. None: never.
         compile: Compile the training step with `torch.compile` (G19). Evaluation is never compiled.
@@ -61,6 +63,7 @@ class TrainerConfig:
     threads: int | None = None
     channels_last: bool = True
     compile: bool = False
+    average_decay: float | None = None
     theory_every: int | None = None
 
     def __post_init__(self) -> None:
@@ -87,6 +90,12 @@ class TrainerConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_.:-]+", value):
                 problems.append(f"trainer.{name}={value!r} must be a word, such as {example}")
+        if self.average_decay is not None and not (
+            is_number(self.average_decay, 0, 1) and self.average_decay > 0
+        ):
+            problems.append(
+                f"trainer.average_decay={self.average_decay!r} must be a number above 0 and below 1, or null"
+            )
         most_threads = 4 * (os.cpu_count() or 1)  # far more of them crash torch
         if isinstance(self.threads, int) and self.threads > most_threads:
             problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,10 +99,23 @@ class TensorData:
         """Return the number of samples in a split."""
         return len(self._targets[split])
 
-    def batch(self, split: str, index: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs [b, channels, H, W] (normalised) and standardised targets [b]."""
+    def batch(
+        self,
+        split: str,
+        index: torch.Tensor | slice,
+        change: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs [b, channels, H, W] (normalised) and standardised targets [b].
+
+        Args:
+            split: `"train"`, `"val"` or `"test"`.
+            index: Places [b] in the split.
+            change: Applied to the images as stored, before they are normalised; None leaves them as they are.
+        """
         stored = self._images[split]
         images = stored[index.to(stored.device) if isinstance(index, torch.Tensor) else index]
+        if change is not None:
+            images = change(images)
         # The memory format is changed by the conversion, at no extra cost.
         inputs = images.to(self.device, self.dtype, memory_format=self.memory_format)
         if self.is_image:

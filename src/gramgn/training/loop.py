@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
-from gramgn.records import Row, RunFolder
+from gramgn.records import AVERAGE_COLUMNS, Row, RunFolder
 from gramgn.stopping import StopAtOnce, StopFlag, StopRequested
+from gramgn.training.augment import Augmentation
 from gramgn.training.checkpoint import Checkpoints
 from gramgn.training.clock import Clock
 from gramgn.training.config import TrainerConfig
@@ -23,6 +25,7 @@ from gramgn.training.device import PeakMemory, epoch_order, rng_state, set_rng_s
 from gramgn.training.meter import EpochMeter
 from gramgn.training.modes import evaluation_mode
 from gramgn.training.reporter import Reporter
+from gramgn.training.schedule import Schedule
 from gramgn.training.steps import Stepper, residuals
 
 
@@ -102,10 +105,12 @@ class Trainer:
         clock: Started with the job, so that its start-up part covers everything before the first step.
         mirror: Called with each new row of metrics.csv once its checkpoint is on disk.
         reporter: Shows the progress to a person.
+        schedule: Sets the optimizer's values before each step; None leaves them alone.
+        augment: Changes the training images; None leaves them alone.
         observe: Returns further columns of metrics.csv after a number of epochs, see `config.theory_every`.
 
     Raises:
-        ConfigError: Every batch would be too small for the network.
+        ConfigError: Every batch would be too small for the network, or the schedule does not fit the run's length.
     """
 
     def __init__(
@@ -121,9 +126,11 @@ class Trainer:
         clock: Clock,
         mirror: Callable[[list[Row]], None],
         reporter: Reporter,
+        schedule: Schedule | None = None,
+        augment: Augmentation | None = None,
         observe: Callable[[int], Mapping[str, float | None]] | None = None,
     ) -> None:
-        self._observe = observe
+        self._observe, self._schedule, self._augment = observe, schedule, augment
         self.model, self.optimizer, self.data, self.config = model, optimizer, data, config
         self.seed, self.folder, self.clock = seed, folder, clock
         self.position = Position()
@@ -133,6 +140,13 @@ class Trainer:
         self._stepper = Stepper(model, optimizer, compile=config.compile)
         self._batch_size = config.batch_size_for(data.size("train"))
         self._last_info: StepInfo | None = None
+        if schedule is not None:
+            schedule.plan(config.epochs, math.ceil(data.size("train") / self._batch_size))
+        self._average: AveragedModel | None = None
+        if config.average_decay is not None:
+            # Buffers are averaged too: the statistics of batch norm then belong to the same steps as the weights.
+            average = get_ema_multi_avg_fn(config.average_decay)
+            self._average = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
         # One sample has no batch statistics; such a last batch is skipped and counted (G05).
         self._least_batch = 2 if getattr(model, "batch_statistics", False) else 1
         if self._batch_size < self._least_batch:
@@ -170,6 +184,8 @@ class Trainer:
         try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            if self._average is not None:
+                self._average.load_state_dict(state["average"])
             self.clock.resume(state["clock"])
             set_rng_state(state["rng"])
             meter, best = EpochMeter(**state["meter"]), Best(**state["best"])
@@ -252,8 +268,11 @@ class Trainer:
             position.meter.close(self._last_info)
 
     def _step(self, index: torch.Tensor) -> None:
-        position = self.position
-        report = self._stepper(*self.data.batch("train", index))
+        position, augment = self.position, self._augment
+        if self._schedule is not None:
+            self._schedule.apply(position.epoch, position.batch)
+        change = None if augment is None else lambda images: augment(images, index, position.epoch + 1)
+        report = self._stepper(*self.data.batch("train", index, change))
         position.meter.add(report)
         position.step += 1
         self._last_info = report.info
@@ -264,6 +283,8 @@ class Trainer:
                 f"the {what} was not finite at step {position.step} (epoch {position.epoch + 1}, "
                 f"loss {report.loss:g})"
             )
+        if self._average is not None:
+            self._average.update_parameters(self.model)
 
     def _evaluated_row(self, stop: StopFlag) -> dict[str, Any]:
         row, config = self._train_row(), self.config
@@ -314,6 +335,10 @@ class Trainer:
             "peak_mem_mib": self._memory.mib(),
             **meter.row(self.data.scaling.target_std),
         }
+        if self._schedule is not None and self._schedule.config.momentum is not None:
+            row["momentum"] = float(settings["momentum"])
+        if self._average is not None:  # columns of its own, also of an epoch that is not evaluated
+            row |= dict.fromkeys(AVERAGE_COLUMNS)
         if "lam" in settings:
             convention, alpha_sum = settings.get("damping_convention", "sum"), meter.alpha_sum
             if (
@@ -329,8 +354,12 @@ class Trainer:
             result = evaluate(self.model, self.data, split, batch_size=batch_size, between=stop.raise_if_set)
             if split == "train":
                 row["train_eval_loss"] = result.loss
-            else:
-                row |= {f"{split}_loss": result.loss, f"{split}_mae": result.mae}
+                continue
+            row |= {f"{split}_loss": result.loss, f"{split}_mae": result.mae}
+            if self._average is not None:
+                network = self._average.module
+                result = evaluate(network, self.data, split, batch_size=batch_size, between=stop.raise_if_set)
+                row |= {f"average_{split}_loss": result.loss, f"average_{split}_mae": result.mae}
 
     def _save(self, *, is_best: bool) -> None:
         position = self.position
@@ -346,4 +375,6 @@ class Trainer:
             "scaling": asdict(self.data.scaling),
             "rng": rng_state(),
         }
+        if self._average is not None:
+            state["average"] = self._average.state_dict()
         self._checkpoints.save(state, is_best=is_best)
