@@ -113,7 +113,7 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/results/README.md && rm build/docs/results/README.md.bak
 	@$(BIN)/zensical build --strict --clean
 
-paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|paper DATA=synthetic|real (about an hour at laptop scale)
+paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|desk|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
 theory: $(KERNELS) ## watch the paper's two theorems and its cost analysis (under 10 minutes)

@@ -26,7 +26,7 @@ from gramgn.records import SweepFolder, count_states, find_runs  # noqa: E402
 
 SWEEPS = ROOT / "outputs" / "sweeps"
 # Epochs of a curve and of a cell of figure 2c's grid, and the grid's number of seeds.
-SCALES = {"debug": (2, 2, 1), "laptop": (20, 10, 3), "paper": (30, 10, 1)}
+SCALES = {"debug": (2, 2, 1), "laptop": (20, 10, 3), "desk": (30, 10, 1), "paper": (30, 10, 1)}
 SEEDS = (0, 1, 2)
 GRID, CURVES = "lambda_alpha", "lambda_alpha_curves"
 # Name of a sweep: its panels, what it runs, its data set, and the sweep whose networks it starts from.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gramgn.records.metrics import INTEGER_COLUMNS, METRIC_COLUMNS
+from gramgn.records.metrics import AVERAGE_COLUMNS, INTEGER_COLUMNS, METRIC_COLUMNS
 
 TEXT, INTEGER, NUMBER, FLAG, SIZE = "text", "integer", "number", "flag", "size"
 """Types of columns. `SIZE` is a number of examples or the word `full`."""
@@ -56,6 +56,9 @@ RUN_COLUMNS = (
     Column("git_diff", TEXT, "git.diff_sha256", digits=12),
     Column("torch", TEXT, "versions.torch"),
     Column("kernels", TEXT, "kernels"),
+    Column("schedule", TEXT, "config.schedule.shape"),
+    Column("augment", TEXT, "choices.augment"),
+    Column("average_decay", NUMBER, "config.trainer.average_decay"),
     Column("n", INTEGER, "theory.n"),
     Column("d", INTEGER, "theory.d"),
     Column("M", INTEGER, "theory.M"),
@@ -71,8 +74,8 @@ METRIC_NAMES: Mapping[str, str] = {
     name: f"epoch_{name}" if name in {column.name for column in RUN_COLUMNS} else name
     for name in METRIC_COLUMNS
 }
-"""Columns of metrics.csv and their names in the table: `lr`, `lam`, `alpha` and `alpha_sum` of an epoch, which
-schedules and adaptive damping change, are `epoch_lr`, `epoch_lam`, `epoch_alpha` and `epoch_alpha_sum`."""
+"""Columns of metrics.csv and their names in the table: `lr`, `lam`, `alpha`, `alpha_sum` and `momentum` of an epoch,
+which schedules and adaptive damping change, are `epoch_lr`, `epoch_lam` and so on."""
 
 METRICS = tuple(
     Column(METRIC_NAMES[name], INTEGER if name in INTEGER_COLUMNS else NUMBER) for name in METRIC_COLUMNS
@@ -92,12 +95,15 @@ THEORY_COLUMNS = (
 )
 """Columns that only runs of the theory have, see `gramgn.theory.Observer`."""
 
+TRAINING_COLUMNS = ("schedule", "augment", "average_decay", *AVERAGE_COLUMNS)
+"""Columns of runs that have a schedule, augmentation or averaged weights."""
+
 RESULT_COLUMNS = (
-    *(column.name for column in RUN_COLUMNS if column.name not in THEORY_COLUMNS),
+    *(column.name for column in RUN_COLUMNS if column.name not in (*THEORY_COLUMNS, *TRAINING_COLUMNS)),
     *("epoch", "step", "train_s", "train_loss", "train_mae"),
     *("val_loss", "val_mae", "test_loss", "test_mae", "peak_mem_mib"),
 )
-"""Columns of a results CSV, in order; where it has runs of the theory, `THEORY_COLUMNS` follow."""
+"""Columns of a results CSV, in order; `TRAINING_COLUMNS` and `THEORY_COLUMNS` follow where it has such runs."""
 
 ADDED_COLUMNS = ("kernels",)
 """Columns that results CSVs of earlier versions lack."""

@@ -16,6 +16,7 @@ from gramgn.records.columns import (
     SIZE,
     TABLE_COLUMNS,
     THEORY_COLUMNS,
+    TRAINING_COLUMNS,
 )
 from gramgn.records.files import write_atomic
 from gramgn.records.schema import STATES, WAITING
@@ -42,7 +43,11 @@ def write_results(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """
     ordered = table.sort_values(["experiment", "sweep", "run"], kind="stable", na_position="first")
     of_theory = THEORY_COLUMNS if ordered["M"].notna().any() else ()
-    columns = ordered[[*RESULT_COLUMNS, *of_theory]]
+    usual = (
+        ordered[list(TRAINING_COLUMNS)].isin(["constant", "none"]) | ordered[list(TRAINING_COLUMNS)].isna()
+    )
+    of_training = () if usual.all(axis=None) else TRAINING_COLUMNS
+    columns = ordered[[*RESULT_COLUMNS, *of_training, *of_theory]]
     flags = columns["standardized"].map({True: "true", False: "false"})
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +87,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 def _check_columns(names: list[str], path: Path) -> None:
     missing = [name for name in RESULT_COLUMNS if name not in names]
-    unknown = [name for name in names if name not in RESULT_COLUMNS + THEORY_COLUMNS]
+    unknown = [name for name in names if name not in RESULT_COLUMNS + TRAINING_COLUMNS + THEORY_COLUMNS]
     faults = [f"it lacks {_few(missing)}"] if missing else []
     faults += [f"{_few(list(map(repr, unknown)))} is unknown here"] if unknown else []
     if faults:

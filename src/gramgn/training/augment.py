@@ -35,7 +35,8 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         problems = []
-        if not isinstance(self.flip, bool):
+        flip: object = self.flip
+        if not isinstance(flip, bool):
             problems.append(f"augment.flip={self.flip!r} must be true or false")
         if not is_number(self.crop, 0, 0.5):
             problems.append(
