@@ -49,8 +49,8 @@ def runs(
       `image_size` (pixels), `num_images`, `manifest`, `scale`, `standardized`, `model`, `depth`, `optimizer`, `lr`,
       `lam`, `alpha`, `damping_convention`, `alpha_sum`, `momentum`, `epochs`, `batch_size` (a number or `full`),
       `threads`, `device_kind`, `device`, `other_settings` (a digest, see `same_setting`), `began` (UTC), `git`,
-      `git_diff`, `torch`, `kernels`, `schedule`, `augment`, `average_decay`; of runs of the theory also `n`, `d`, `M`, `activation`, `order`, `lambda_0`,
-      `kernel_gap`, `rho` (see `gramgn.theory.Observer`).
+      `git_diff`, `torch`, `kernels`, `schedule`, `augment`, `average_decay`; of runs of the theory also `n`, `d`, `M`,
+      `activation`, `order`, `lambda_0`, `kernel_gap`, `rho` (see `gramgn.theory.Observer`).
     - One value per epoch: the columns of metrics.csv. `lr`, `lam`, `alpha`, `alpha_sum` and `momentum` of an epoch
       are named `epoch_lr`, `epoch_lam` and so on. A results CSV holds some of them only.
     - `folder` (absolute; missing for a run from a CSV), `code` (all versions of the code the run went through),
