@@ -105,7 +105,7 @@ CASES = {
     "a warm start from nowhere": (["init_from=outputs/runs/nothing"], ["there is no run folder", "nothing"]),
     "a scale that is no trainer": (
         ["trainer.scale=foo"],
-        ["trainer.scale is the name of the chosen trainer", "trainer=<debug | laptop | paper>"],
+        ["trainer.scale is the name of the chosen trainer", "trainer=<debug | desk | laptop | paper>"],
     ),
     "an unknown policy for failures": (["on_failure=foo"], ["on_failure=foo: allowed are continue, stop"]),
     "far too many threads": (["trainer.threads=100000"], ["trainer.threads=100000 must be at most"]),

@@ -130,9 +130,9 @@ def test_train_s_is_training_only(call: Call, house: House, monkeypatch: pytest.
     batch = TensorData.batch
     delays = {"train": 0.0, "val": 0.2, "test": 0.2}
 
-    def slow_batch(self: TensorData, split: str, index: Any) -> Any:
+    def slow_batch(self: TensorData, split: str, *arguments: Any) -> Any:
         time.sleep(delays[split])
-        return batch(self, split, index)
+        return batch(self, split, *arguments)
 
     monkeypatch.setattr(TensorData, "batch", slow_batch)
     assert call(*SMALL, "optimizer=sgd") == 0
