@@ -199,18 +199,10 @@ def run(block: str, extra: Sequence[str]) -> int:
 
 def export(block: str) -> None:
     """Write the finished runs of a block to its results file, added to those that it holds already."""
-    import pandas as pd
-
     path = RESULTS / f"evidence_{block}.csv"
-    tables = [runs(path)] if path.is_file() else []
-    for folder in sorted(SWEEPS.glob(f"evidence-{block}-*")):
-        if folder.name.removeprefix(f"evidence-{block}-") in BLOCKS[block][0]:
-            table = runs(folder)
-            tables.append(table.assign(run=folder.name + "/" + table["run"]))
-    if not tables:
-        return
-    table = pd.concat(tables, ignore_index=True)
-    table = table[table["state"].isin(("done", "diverged"))].drop_duplicates(["run", "epoch"], keep="first")
+    table = runs(*filter(Path.exists, (SWEEPS, path)))
+    table = table[table["run"].str.startswith(f"evidence-{block}-")]
+    table = table[table["state"].isin(("done", "diverged"))].drop_duplicates(["run", "epoch"])
     if block in BLIND:
         table[["test_loss", "test_mae"]] = math.nan
     if len(table):
