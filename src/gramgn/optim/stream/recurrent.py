@@ -60,20 +60,23 @@ Through = Callable[[Tensor, Tensor | None], GateGradients]
 
 def lstm_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, bias: Tensor | None, W_hr: Tensor | None) -> Through:
     """Return the backward pass of c' = f c + i g, h' = o tanh(c')."""
-    T, N = steps.x.shape[:2]
-    gates = (functional.linear(steps.x, W_ih, bias) + steps.before @ W_hh.T).view(T, N, 4, -1)
-    gates[:, :, :2].sigmoid_()
-    gates[:, :, 2].tanh_()
-    gates[:, :, 3].sigmoid_()
+    gates = _gates(steps, W_ih, W_hh, bias).unflatten(2, (4, -1))
     i, f, g, o = gates.unbind(dim=2)
+    gates[:, :, :2].sigmoid_()
+    g.tanh_()
+    o.sigmoid_()
     assert steps.cell is not None
-    c = gates.new_empty(T + 1, *steps.cell.shape)
+    c = gates.new_empty(len(gates) + 1, *steps.cell.shape)
     c[0] = steps.cell
-    for new, forget, old in zip((i * g).unbind(), f.unbind(), range(T), strict=True):
-        torch.addcmul(new, forget, c[old], out=c[old + 1])
+    cells = c.unbind()
+    for old, new, forget, added in zip(cells, cells[1:], f.unbind(), (i * g).unbind(), strict=False):
+        torch.addcmul(added, forget, old, out=new)
     squashed = c[1:].tanh()
-    by_cell = torch.stack([g * i * (1 - i), c[:-1] * f * (1 - f), i * (1 - g * g)], dim=2)
-    by_state, of_cell = squashed * o * (1 - o), o * (1 - squashed * squashed)
+    by_cell = torch.empty_like(gates[:, :, :3])
+    _of_sigmoid(g, i, out=by_cell[:, :, 0])
+    _of_sigmoid(c[:-1], f, out=by_cell[:, :, 1])
+    _of_tanh(i, g, out=by_cell[:, :, 2])
+    by_state, of_cell = _of_sigmoid(squashed, o), _of_tanh(o, squashed)
     if steps.inside is not None:
         by_cell *= steps.inside.unsqueeze(3)
         by_state, of_cell = by_state * steps.inside, of_cell * steps.inside
@@ -102,15 +105,15 @@ def lstm_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, bias: Tensor | None, W_
 
 def gru_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None) -> Through:
     """Return the backward pass of h' = (1 - z) n + z h, with n = tanh(x_n + r h_n)."""
-    T, N = steps.x.shape[:2]
-    of_x = functional.linear(steps.x, W_ih, b_ih).view(T, N, 3, -1)
-    of_h = functional.linear(steps.before, W_hh, b_hh).view(T, N, 3, -1)
-    r, z = (of_x[:, :, :2] + of_h[:, :, :2]).sigmoid_().unbind(dim=2)
-    n = (of_x[:, :, 2] + r * of_h[:, :, 2]).tanh_()
-    slope_n = (1 - z) * (1 - n * n)
-    slopes = torch.stack(
-        [slope_n * of_h[:, :, 2] * r * (1 - r), (steps.before - n) * z * (1 - z), slope_n * r], dim=2
-    )
+    of_x = functional.linear(steps.x, W_ih, b_ih).unflatten(2, (3, -1))
+    of_h = functional.linear(steps.before, W_hh, b_hh).unflatten(2, (3, -1))
+    r, z = of_x[:, :, :2].add_(of_h[:, :, :2]).sigmoid_().unbind(dim=2)
+    n = of_x[:, :, 2].addcmul_(r, of_h[:, :, 2]).tanh_()
+    slope_n = _of_tanh(1 - z, n)
+    slopes = torch.empty_like(of_x)
+    _of_sigmoid(slope_n * of_h[:, :, 2], r, out=slopes[:, :, 0])
+    _of_sigmoid(steps.before - n, z, out=slopes[:, :, 1])
+    torch.mul(slope_n, r, out=slopes[:, :, 2])
     if steps.inside is not None:
         slopes *= steps.inside.unsqueeze(3)
         slope_n, z = slope_n * steps.inside, torch.where(steps.inside, z, 1.0)
@@ -134,7 +137,7 @@ def gru_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, b_ih: Tensor | None, b_h
 
 def rnn_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, bias: Tensor | None, *, relu: bool) -> Through:
     """Return the backward pass of h' = tanh(W_ih x + W_hh h), or of the same with a ReLU."""
-    gates = functional.linear(steps.x, W_ih, bias) + steps.before @ W_hh.T
+    gates = _gates(steps, W_ih, W_hh, bias)
     slopes = (gates > 0).to(gates.dtype) if relu else 1 - gates.tanh_().square_()
     if steps.inside is not None:
         slopes *= steps.inside
@@ -150,6 +153,25 @@ def rnn_steps(steps: Steps, W_ih: Tensor, W_hh: Tensor, bias: Tensor | None, *, 
         return GateGradients(D, D, d_states)
 
     return through
+
+
+def _gates(steps: Steps, W_ih: Tensor, W_hh: Tensor, bias: Tensor | None) -> Tensor:
+    """Return W_ih x + W_hh h + bias, [T, N, gates H]."""
+    gates = functional.linear(steps.x, W_ih, bias)
+    gates.flatten(end_dim=1).addmm_(steps.before.flatten(end_dim=1), W_hh.T)
+    return gates
+
+
+def _of_sigmoid(grad: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return grad y (1 - y)."""
+    result = torch.empty_like(grad) if out is None else out
+    return torch.ops.aten.sigmoid_backward(grad, y, grad_input=result)
+
+
+def _of_tanh(grad: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return grad (1 - y^2)."""
+    result = torch.empty_like(grad) if out is None else out
+    return torch.ops.aten.tanh_backward(grad, y, grad_input=result)
 
 
 def _through(module: nn.Module, steps: Steps, suffix: str) -> Through:

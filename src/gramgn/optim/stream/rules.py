@@ -120,7 +120,12 @@ def linear(module: nn.Module, x: Tensor, grad: Tensor, names: frozenset[str], me
 def linear_block(A: Tensor, D: Tensor, memory: Memory) -> Block:
     """Return the block of a linear layer's weight for inputs [b, T, in] and output gradients [b, T, out]."""
     b, num_inputs, num_outputs = len(A), A.shape[2], D.shape[2]
-    rows = memory.rows(1, num_outputs * num_inputs, A)
+    rows, products = memory.rows(1, num_outputs * num_inputs, A), memory.products
+    if products.kernels is not None and products.is_fast(D.numel() * num_inputs, A, D):
+        # As a pointwise convolution of T places.
+        x, grad = (places.transpose(1, 2).unsqueeze(2) for places in (A, D))
+        products.kernels.conv_weight(x, grad, rows[0], kernel_size=(1, 1))
+        return Block(rows, Layout((num_inputs, num_outputs), (1, 0)))
     torch.bmm(D.transpose(1, 2), A, out=rows[0].view(b, num_outputs, num_inputs))
     return Block(rows, Layout((num_outputs, num_inputs), (0, 1)))
 
