@@ -293,7 +293,7 @@ def test_trial_points_leave_no_trace_in_buffers(way: str, options: dict[str, Any
     expected = copy.deepcopy(model)
     expected(x)
     optimizer = GramGaussNewton(
-        model, lam=1.0, alpha=1e-3, damping_convention="sum", lr=1e-6, engine="loop", **options
+        model, lam=1.0, alpha=1e-3, damping_convention="sum", lr=1e-6, engine="stream", **options
     )
     if way == "raises":
         with pytest.raises(KeyError, match="mine"):

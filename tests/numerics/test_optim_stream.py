@@ -77,7 +77,7 @@ REJECTED = {
     "change_the_input": (change_the_input, "was changed in place"),
     "mixes": (lambda layer, x: torch.tanh(layer(x - x.mean(dim=0)) - layer(x).mean(dim=0)), "mixes samples"),
     "turned": (turned, "leading dimension of every layer"),
-    "no_grad": (lambda layer, x: layer(x).detach(), "does not depend on a parameter"),
+    "no_grad": (lambda layer, x: layer(x).detach(), "or in the model.s forward"),
     "checkpoint": (
         lambda layer, x: checkpoint(layer, x.requires_grad_(), use_reentrant=True),
         "use_reentrant=False",

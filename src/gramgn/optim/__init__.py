@@ -8,7 +8,7 @@ what:
 - `solve`: (lam G + damping I) u = r
 - `spring`: SPRING momentum and weight decay inside the solve, one shift
 - `ggn`: the optimizer itself; `settings`, `state`, `info`: its hyper-parameters, `state_dict` and `StepInfo`
-- `engines`, `stream`, `vmap`: how J is formed; `closure`: how the user's closure is called
+- `engines`, `stream`, `vmap`, `graph`: how J is formed; `closure`, `outputs`: how the user's closure is called
 - `kernels`: the compiled kernels of the CPU, and how they are chosen
 - `terms`, `rows`: residuals of any kind, and how their J is formed
 - `losses`; `acceptance`: Levenberg-Marquardt and Armijo; `guards`: what is rejected; `runtime`: torch and the machine
@@ -16,9 +16,10 @@ what:
 
 from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt
 from gramgn.optim.closure import Trained
-from gramgn.optim.engines import Loop, LoopEngine, Rows, RowsEngine, Stream, Vmap
+from gramgn.optim.engines import Loop, Rows, Stream, Vmap
 from gramgn.optim.ggn import GramGaussNewton
 from gramgn.optim.gram import BlockLinearisation, Engine, Linearisation
+from gramgn.optim.graph import LoopEngine, RowsEngine
 from gramgn.optim.guards import note_device
 from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError

@@ -317,7 +317,8 @@ class Trial:
             return self.start - self._evaluate()
 
     def _evaluate(self) -> float:
-        with Snapshot(self.before.model, self.before.device).kept(), torch.no_grad():
+        differentiates = torch.set_grad_enabled(self.model.J.reading.by_graph)
+        with Snapshot(self.before.model, self.before.device).kept(), differentiates:
             self.before.restore()
             return self.loss.value(self.closure())
 

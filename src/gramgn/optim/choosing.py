@@ -10,12 +10,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from gramgn.optim.closure import Closure, Forward, Trained, call_closure
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.kernels import OFF
 from gramgn.optim.losses import Loss
+from gramgn.optim.outputs import NotBySampleError
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream import StreamEngine, find_owners
 from gramgn.optim.vmap import VmapEngine, VmapRun
@@ -54,13 +55,23 @@ class ChoosingEngine(StreamEngine):
             return super().linearise(model, trained, closure, loss)
         by_vmap, streamed, reason = VmapRun(self._vmap, model, trained), self.start(model, trained), ""
 
-        def forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-            nonlocal reason
+        start = Snapshot(model, streamed.device)
+        calls = 0
+
+        def forward(
+            original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, int | None]:
+            nonlocal reason, calls
+            calls += 1
+            if reason:
+                return streamed.forward(original, args, kwargs)
             state = Snapshot(model, streamed.device)
             try:
                 return by_vmap.forward(original, args, kwargs)
             except Exception as error:  # whatever torch.func or the comparison reports
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                if calls > 1:
+                    raise NotBySampleError(reason) from error
             # torch.func itself rejects what would change inputs in place.
             state.restore()
             return streamed.forward(original, args, kwargs)
@@ -68,6 +79,11 @@ class ChoosingEngine(StreamEngine):
         try:
             read = call_closure(model, closure, loss, forward)
             linearised = (streamed if reason else by_vmap).linearised(*read)
+        except NotBySampleError as error:
+            # The closure is called again, as it has seen outputs without the network's graph.
+            reason = error.reason
+            start.restore()
+            linearised = super().linearise(model, trained, closure, loss)
         except Exception as error:
             if reason:
                 error.add_note(f"torch.func, which was tried first, failed as well: {reason}")

@@ -13,23 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gramgn.optim.guards import check_modes, check_parameters
 from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import is_capturing, probe_weights
-
-_KEEP_ORDER = frozenset(
-    (
-        "CloneBackward0",
-        "SubBackward0",
-        "SqueezeBackward0",
-        "SqueezeBackward1",
-        "UnsqueezeBackward0",
-        "ViewBackward0",
-    )
-)
-"""Operations with derivative 1 in their first argument that keep the order of its entries, if not their number."""
+from gramgn.optim.trees import Build, flatten, tensors_in
 
 Closure = Callable[[], Any]
 Forward = Callable[..., Any]
@@ -81,42 +68,57 @@ def call_closure(
     model: nn.Module,
     closure: Closure,
     loss: Loss,
-    run: Callable[[Forward, tuple[Any, ...], dict[str, Any]], tuple[Tensor, int]],
+    run: Callable[[Forward, tuple[Any, ...], dict[str, Any]], tuple[Any, int | None]],
 ) -> tuple[Reading, int]:
     """Call `closure` with `model.forward` replaced by `run`; return what was read and the number of samples b.
 
-    `run` is given the model's own forward and the arguments of the call; it returns the outputs [b, ...] that the
-    closure gets to see, and b. What was read is connected to these outputs by autograd.
+    `run` is given the model's own forward and the arguments of one call; it returns what the closure gets to see, and
+    the number of samples of this call, or None where it is not known. b is that of the first call, or else that of the
+    residuals.
     """
-    calls: list[tuple[Tensor, int]] = []
+    calls: list[tuple[Any, int | None]] = []
     device = next(model.parameters()).device
 
-    def forward(original: Forward, *args: Any, **kwargs: Any) -> Tensor:
-        if calls:
-            raise ValueError(
-                "the closure called the model twice; it must call it exactly once, on the whole batch: call it "
-                "on the concatenated inputs, model(torch.cat([x1, x2])), and split the output"
-            )
+    def forward(original: Forward, *args: Any, **kwargs: Any) -> Any:
         check_modes(device)
-        output, num_samples = run(original, args, kwargs)
+        if not torch.is_grad_enabled():  # a constant, as of a target network
+            return original(*args, **kwargs)
+        returned, num_samples = run(original, args, kwargs)
         if num_samples == 0:
             raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
-        calls.append((output, num_samples))
-        return output
+        if not calls:
+            calls.append((first_tensor(returned), num_samples))
+        return returned
 
-    with _replaced_forward(model, forward):
+    with replaced_forward(model, forward):
         returned = closure()
     if not calls:
         raise ValueError(
             "the closure did not call the model; it must call model(...), the very module that was given to "
-            "the optimizer, exactly once (not a part of it, a copy, or another method)"
+            "the optimizer (not a part of it, a copy, or another method), and not under torch.no_grad. Or use "
+            "engine='rows'"
         )
-    (output, num_samples) = calls[0]
+    ((output, num_samples),) = calls
+    if num_samples is None:
+        output, num_samples = leading(returned)
     return loss.read(returned, output, num_samples), num_samples
 
 
+def leading(returned: Any) -> tuple[Any, int]:
+    """Return the residuals or logits that a closure returned, and their leading dimension."""
+    first = returned[0] if isinstance(returned, (tuple, list)) and returned else returned
+    return first, len(first) if isinstance(first, Tensor) and first.ndim else 1
+
+
+def first_tensor(returned: Any) -> Tensor:
+    """Return the first tensor among a model's outputs."""
+    for tensor in tensors_in(returned):
+        return tensor
+    raise ValueError(f"the model returned no tensor, but {type(returned).__name__}")
+
+
 @contextmanager
-def _replaced_forward(model: nn.Module, forward: Forward) -> Iterator[None]:
+def replaced_forward(model: nn.Module, forward: Forward) -> Iterator[None]:
     """Let `model(...)` call `forward` with the model's own forward as first argument."""
     attributes, original = vars(model), model.forward
     own = attributes.get("forward")
@@ -145,7 +147,8 @@ class OwnForward(nn.Module):
     __call__ = forward
 
 
-_OF_ONE_TENSOR = pytree.tree_structure(((0,), {}))
+def _of_one_tensor(leaves: Sequence[Any]) -> tuple[tuple[Any], dict[str, Any]]:
+    return (leaves[0],), {}
 
 
 class Batch:
@@ -156,24 +159,36 @@ class Batch:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         leaves: list[Any]
+        self.build: Build
         if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-            leaves, self.structure = [args[0]], _OF_ONE_TENSOR
+            leaves, self.build = [args[0]], _of_one_tensor
         else:
-            leaves, self.structure = pytree.tree_flatten((args, kwargs))
+            leaves, self.build = flatten((args, kwargs))
+        self.given = leaves
         self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         sizes = [leaf.shape[0] for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]
         if not sizes or sizes[0] == 0:
-            raise ValueError("the model must be called with a tensor that holds at least one sample [b, ...]")
+            raise ValueError(
+                "the model must be called with a tensor that holds at least one sample [b, ...] (also in tuples, dicts "
+                "and dataclasses); engine='rows' takes any call"
+            )
         self.size: int = sizes[0]
         self.batched = [
             isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == self.size for leaf in self.leaves
         ]
 
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch | None:
+        """Return the batch of a call, or None where no argument is a tensor with samples."""
+        try:
+            return cls(args, kwargs)
+        except ValueError:
+            return None
+
     def copy(self) -> Batch:
         """Return the batch with tensors of its own, for a forward that changes its input in place."""
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        return Batch(args, kwargs)
+        return Batch(*self.build(leaves))
 
     def part(self, start: int, stop: int) -> list[Tensor]:
         """Return the tensors with one entry per sample, cut to a range of samples."""
@@ -193,62 +208,5 @@ class Batch:
         leaves = [
             next(given) if batched else leaf for leaf, batched in zip(self.leaves, self.batched, strict=True)
         ]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        args, kwargs = self.build(leaves)
         return args, kwargs
-
-
-def slopes_of(reading: Reading, outputs: Tensor, model: nn.Module) -> Tensor:
-    """Return dr/df [b, k, q]: each sample's residuals (R^T times its logits) by its own q outputs.
-
-    Rejects residuals that depend on another sample's output, or on parameters other than through the outputs.
-    """
-    r = reading.differentiated.reshape(len(reading.differentiated), -1)
-    b, k = r.shape
-    if k * b == outputs.numel() and _is_difference(reading.differentiated, outputs):
-        eye = torch.eye(k, dtype=outputs.dtype, device=outputs.device) if k > 1 else outputs.new_ones(1, 1)
-        slopes = eye.expand(b, k, k)
-        return slopes if reading.root is None else reading.root.mT.to(slopes.dtype)
-    others = [param for param in model.parameters() if param.requires_grad]
-    grads = [
-        torch.autograd.grad(column.sum(), [outputs, *others], retain_graph=True, allow_unused=True)
-        for column in r.unbind(dim=1)
-    ]
-    if any(grad is not None for column in grads for grad in column[1:]):
-        raise ValueError(
-            "the residuals depend on parameters other than through the model's output; put everything that "
-            "is trained inside of model(...), or use engine='loop'"
-        )
-    slopes = torch.stack([column[0].reshape(len(r), -1) for column in grads], dim=1)
-    if not is_capturing():
-        _check_own_sample(r, outputs, slopes)
-    return slopes if reading.root is None else reading.root.mT.to(slopes.dtype) @ slopes
-
-
-def _is_difference(r: Tensor, outputs: Tensor) -> bool:
-    """Return whether r is certainly f, or f less constants, in the order of the outputs f: dr/df is the identity.
-
-    The residuals of most closures are: what autograd would return then is known. `r` has as many entries as f.
-    """
-    node = None if r._backward_hooks else r.grad_fn
-    while node is not None:
-        kind, (after, *others) = node.name(), (after for after, _ in node.next_functions)
-        if kind not in _KEEP_ORDER or any(other is not None for other in others) or after is None:
-            return False
-        leaf = getattr(after, "variable", None)
-        if leaf is not None:
-            return leaf is outputs
-        node = after
-    return False
-
-
-def _check_own_sample(r: Tensor, outputs: Tensor, slopes: Tensor) -> None:
-    """Reject residuals that mix samples: weights on rows must come back as weights on slopes, row by row."""
-    weights = probe_weights(r.numel(), r.device).reshape(r.shape).to(r.dtype)
-    (mixed,) = torch.autograd.grad((r * weights).sum(), outputs)
-    own = torch.einsum("bk,bkq->bq", weights.to(slopes.dtype), slopes)
-    error, scale = (mixed.reshape(own.shape) - own).abs().max(), slopes.abs().max()
-    if error > torch.finfo(slopes.dtype).eps ** 0.5 * scale:
-        raise ValueError(
-            "a residual depends on the output of another sample (such as f - f.mean()); each must depend on "
-            "its own sample only, or use engine='loop'"
-        )

@@ -1,4 +1,4 @@
-"""The engines by name, with the options that belong to each, and the slow oracle among them.
+"""The engines by name, with the options that belong to each.
 
 To add an engine: a module with a class that fulfils `gram.Engine`, a frozen dataclass of its options here, and a
 line in `ENGINES`.
@@ -6,28 +6,19 @@ line in `ENGINES`.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from gramgn.optim.choosing import ChoosingEngine
-from gramgn.optim.closure import Closure, Forward, Trained, call_closure
-from gramgn.optim.gram import BlockLinearisation, Engine
-from gramgn.optim.guards import check_modes
+from gramgn.optim.gram import Engine
+from gramgn.optim.graph import LoopEngine, RowsEngine
 from gramgn.optim.kernels import CHOICES, choose
-from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import attention_by_products, is_out_of_memory, jacobian_eps
 from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
-from gramgn.optim.verify import Comparison, Verifier
 from gramgn.optim.vmap import VmapEngine
-
-ROWS_AT_A_TIME = 16
-"""The number of rows whose backward passes `RowsEngine` batches; each holds the gradients of a whole batch."""
 
 JACOBIAN_DTYPES = (None, "bfloat16", torch.bfloat16)
 
@@ -171,117 +162,3 @@ def engine_options(given: Any) -> Options:
 
 def _names(kind: type[Stream] | type[Vmap] | type[Loop] | type[Rows]) -> list[str]:
     return [field.name for field in fields(kind)]
-
-
-class LoopEngine(Engine):
-    """The oracle: forms J row by row from the graph of one ordinary forward pass.
-
-    Slow, and right for everything that autograd differentiates, samples that interact included.
-    """
-
-    def __init__(self) -> None:
-        self._verifier = Verifier()
-
-    def linearise(
-        self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss
-    ) -> BlockLinearisation:
-        """Call `closure` once and differentiate each of its residuals; see `Engine`."""
-        reading, num_samples = self._read(model, closure, loss)
-        tensors = list(trained.params.values())
-        rows = reading.differentiated.flatten()
-        check = self._verifier.begin(tuple(trained.params), trained.params)
-        blocks = self._blocks(rows, tensors)
-        by_name = {name: block.unsqueeze(1) for name, block in zip(trained.params, blocks, strict=True)}
-        if check is not None and check.is_needed(by_name):
-            # Finds gradients that are no derivatives.
-            comparison = Comparison(
-                trained.params, len(rows), 1, jacobian_eps(model, rows.dtype, rows.device)
-            )
-            with check.recorded() as verified:
-                comparison.expect(rows)
-                comparison.pull(by_name)
-                verified |= comparison.compare()
-        if reading.root is not None:
-            R = reading.root.mT
-            blocks = [(R @ block.view(*R.shape[:2], -1)).flatten(end_dim=1) for block in blocks]
-        return BlockLinearisation(
-            reading=reading.detached(),
-            num_samples=num_samples,
-            eps=jacobian_eps(model, tensors[0].dtype, tensors[0].device),
-            blocks=blocks,
-            trained=trained,
-        )
-
-    def _read(self, model: nn.Module, closure: Closure, loss: Loss) -> tuple[Reading, int]:
-        """Call the closure and return what was read, and the number of samples."""
-        return call_closure(model, closure, loss, plain_forward)
-
-    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return J by parameter, one backward pass after the other."""
-        blocks = [param.new_empty(len(rows), param.numel()) for param in params]
-        for i, row in enumerate(rows):
-            slopes = torch.autograd.grad(
-                row, params, retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            for block, slope in zip(blocks, slopes, strict=True):
-                block[i] = (slope.to_dense() if slope.is_sparse else slope).flatten()
-        return blocks
-
-
-class RowsEngine(LoopEngine):
-    """Batches the backward passes of the loop, and lets the closure do what it wants with the model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._batched = True
-
-    def _read(self, model: nn.Module, closure: Closure, loss: Loss) -> tuple[Reading, int]:
-        """Call the closure as it is; the leading dimension of what it returns counts the samples."""
-        check_modes(next(model.parameters()).device)
-        with attention_by_products():
-            returned = closure()
-        first = returned[0] if isinstance(returned, (tuple, list)) and returned else returned
-        num_samples = len(first) if isinstance(first, Tensor) and first.ndim else 1
-        return loss.read(returned, first, num_samples), num_samples
-
-    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
-        """Return J by parameter, some rows at a time; from the first failure on, one by one."""
-        if self._batched:
-            try:
-                parts = [
-                    _batched_gradients(rows, params, start) for start in range(0, len(rows), ROWS_AT_A_TIME)
-                ]
-                return [torch.cat(blocks) for blocks in zip(*parts, strict=True)]
-            except RuntimeError as error:
-                if is_out_of_memory(error):
-                    raise
-                self._batched = False
-                warnings.warn(
-                    "GramGaussNewton: engine='rows' cannot batch the backward passes of this network, and takes the "
-                    f"rows one by one, as engine='loop' does ({str(error).splitlines()[0]})",
-                    RuntimeWarning,
-                    stacklevel=6,
-                )
-        return super()._blocks(rows, params)
-
-
-def _batched_gradients(rows: Tensor, params: Sequence[Tensor], start: int) -> list[Tensor]:
-    """Return the gradients of a range of rows, each [range, size]."""
-    stop = min(start + ROWS_AT_A_TIME, len(rows))
-    weights = rows.new_zeros(stop - start, len(rows))
-    weights[range(stop - start), range(start, stop)] = 1
-    slopes = torch.autograd.grad(
-        rows, params, weights, retain_graph=True, is_grads_batched=True, allow_unused=True
-    )
-    return [
-        param.new_zeros(stop - start, param.numel()) if slope is None else slope.reshape(stop - start, -1)
-        for slope, param in zip(slopes, params, strict=True)
-    ]
-
-
-def plain_forward(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-    """Run the model as it is; the batch is the leading dimension of its output."""
-    output = original(*args, **kwargs)
-    if not isinstance(output, Tensor):
-        raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
-    return output, output.shape[0] if output.ndim else 1

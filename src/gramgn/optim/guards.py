@@ -108,7 +108,7 @@ def check_parameters(params: Mapping[str, Tensor]) -> None:
 
 
 def check_graph(output: Tensor, *, short: bool) -> float:
-    """Reject a graph that computes in half precision, or whose gradients are no derivatives.
+    """Reject a graph that computes in half precision or with batch statistics, or whose gradients are no derivatives.
 
     Args:
         output: The output with its graph.
@@ -127,6 +127,12 @@ def check_graph(output: Tensor, *, short: bool) -> float:
             raise ValueError(
                 "an embedding with scale_grad_by_freq=True divides its gradients by the counts of its entries in the "
                 "batch, so they are no derivatives: set scale_grad_by_freq=False"
+            )
+        if getattr(node, "_saved_training", False) and len(getattr(node, "_saved_input", ())) > 1:
+            raise ValueError(
+                "the network normalises by the statistics of the batch (batch_norm with training=True): an output then "
+                "depends on the other samples. Normalise inside each sample (group_norm, layer_norm), or freeze the "
+                "statistics"
             )
         dtypes |= {result.dtype for result in node._input_metadata}
         stack += [after for after, _ in node.next_functions]

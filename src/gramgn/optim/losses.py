@@ -23,6 +23,7 @@ class Reading:
         loss: The batch's loss, a scalar.
         residual: r, detached, [b] or [b, k]: the loss is a multiple of |r|^2 to second order.
         differentiated: The tensor [b] or [b, k] whose Jacobian the engines form, connected to the output.
+        by_graph: Whether the closure may itself differentiate, which trial points then allow for; default False.
         root: R [b, k, k], where J is R^T times that Jacobian, sample by sample; None: the identity.
     """
 
@@ -30,6 +31,7 @@ class Reading:
     residual: Tensor
     differentiated: Tensor
     root: Tensor | None = None
+    by_graph: bool = False
 
     def detached(self) -> Reading:
         """Return the reading without the graph behind it."""
@@ -53,6 +55,12 @@ class Loss(Protocol):
         """Return the factor of 1/2 |r|^2 in the model of the loss, for n = b k rows and b samples."""
 
 
+DETACHED = (
+    "the residuals do not depend on the model's output through autograd: return f - y from the closure, without "
+    "detach, item, numpy or torch.no_grad there or in the model's forward"
+)
+
+
 def modelled_decrease(loss: Loss, r: Tensor, change: Tensor, num_samples: int) -> float:
     """Return the decrease of the loss that its model predicts where the residuals r [n] become r + change.
 
@@ -72,7 +80,7 @@ class SquaredError:
 
     def value(self, returned: Any) -> float:
         """Return mean(r^2)."""
-        return float(mean_square(returned))
+        return float(mean_square(returned.detach()))
 
     def weight(self, num_rows: int, num_samples: int) -> float:
         """Return 2 / n."""
@@ -104,12 +112,17 @@ class CrossEntropy:
     def value(self, returned: Any) -> float:
         """Return the mean cross-entropy."""
         logits, labels = returned
+        logits = logits.detach()
         _, of_label = _log_softmax(logits, labels.to(logits.device, torch.int64))
         return float(-of_label.mean())
 
     def weight(self, num_rows: int, num_samples: int) -> float:
         """Return 1 / b."""
         return 1 / num_samples
+
+
+_EXPANDING = frozenset(f"{name}Backward0" for name in ("Add", "Sub", "Rsub", "Mul", "Div"))
+"""Operations that expand their arguments to one shape."""
 
 
 def _check_residual(residual: Any, output: Tensor, num_samples: int) -> None:
@@ -123,19 +136,40 @@ def _check_residual(residual: Any, output: Tensor, num_samples: int) -> None:
             f"the closure must return the residuals, f - y for each sample, not a loss: {shapes}"
         )
     if residual.ndim > 2 or residual.shape[0] != num_samples:
-        raise ValueError(f"residuals must have shape [b] or [b, k] with b = {num_samples}: {shapes}")
-    per_sample = output.numel() // num_samples
-    if residual.ndim == 2 and residual.shape[1] > per_sample:
-        # [b, 1] - [b] broadcasts to [b, b]; and more residuals than outputs make G singular anyway.
+        raise ValueError(
+            f"residuals must have shape [b] or [b, k] with b = {num_samples}: {shapes}. Residuals of several kinds (a "
+            "penalty, other points) are terms, step(terms=[Term(residual, x), ...]); engine='rows' takes any [n]"
+        )
+    if (
+        residual.ndim == 2
+        and residual.shape[1] > max(1, output.numel() // num_samples)
+        and _is_broadcast(residual)
+    ):
+        # [b, 1] - [b] broadcasts to [b, b].
         raise ValueError(
             f"more residuals than outputs: {shapes}. Output and target probably have shapes that broadcast "
             "(such as [b, 1] and [b]): give both the same shape"
         )
     if not residual.requires_grad:
-        raise ValueError(
-            "the residuals do not depend on the model's output through autograd: return f - y from the "
-            "closure, without detach, item, numpy or torch.no_grad"
-        )
+        raise ValueError(DETACHED)
+
+
+def _is_broadcast(residual: Tensor) -> bool:
+    """Return whether the residuals got their shape by elementwise operations on what is smaller."""
+    waiting: list[Any] = [residual.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or not node._input_metadata:
+            continue
+        size = math.prod(node._input_metadata[0].shape)
+        inputs = [after for after, _ in node.next_functions if after is not None]
+        sizes = [math.prod(each._input_metadata[0].shape) for each in inputs if each._input_metadata]
+        if size == residual.numel() and len(sizes) == len(inputs):
+            if node.name() in _EXPANDING and min(sizes, default=size) < size:
+                return True
+            if all(each == size for each in sizes):
+                waiting += inputs
+    return False
 
 
 def _check_logits(returned: Any, output: Tensor, num_samples: int) -> tuple[Tensor, Tensor]:

@@ -8,15 +8,15 @@ to a damping that is multiplied by B, and by sqrt(w_t) in the convention `"sum"`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from inspect import ismethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from gramgn.optim.settings import check_number
+from gramgn.optim.trees import flatten, map_tensors, tensors_in
 
 
 @dataclass(frozen=True, init=False)
@@ -67,9 +67,7 @@ class Term:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors of all arguments, each [b, ...]."""
-        found: list[Tensor] = []
-        map_tensors(self.samples, found.append)
-        return [tensor.detach() for tensor in found]
+        return [tensor.detach() for tensor in tensors_in(self.samples)]
 
     @property
     def num_samples(self) -> int:
@@ -96,20 +94,6 @@ class Term:
             )
         if shapes[0][0] == 0:
             raise ValueError(f"term {self.name!r} has no samples, got {shapes}: leave it out of this step")
-
-
-def map_tensors(value: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Return `value` with `function` applied to each tensor in it, also inside of dataclasses."""
-
-    def of_leaf(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return function(leaf)
-        if is_dataclass(leaf) and not isinstance(leaf, type):
-            parts = {f.name: map_tensors(getattr(leaf, f.name), function) for f in fields(leaf) if f.init}
-            return replace(leaf, **parts)
-        return leaf
-
-    return pytree.tree_map(of_leaf, value)
 
 
 class OneSample:
@@ -187,7 +171,7 @@ class Residual(nn.Module):
     def forward(self, *sample: Tensor) -> Tensor:
         """Return the residuals of one sample, [k], or a number where the term's function does."""
         returned = self.term.function(OneSample(self.model), *self.term.arguments(sample))
-        parts = [self._checked(part) for part in pytree.tree_leaves(returned)]
+        parts = [self._checked(part) for part in flatten(returned)[0]]
         if not parts:
             raise ValueError(f"term {self.term.name!r} returned nothing: it must return residuals")
         return (

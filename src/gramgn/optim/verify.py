@@ -10,7 +10,7 @@ never seen to agree has become other than zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from gramgn.optim.runtime import (
     probe_weights,
 )
 from gramgn.optim.snapshot import Snapshot
+from gramgn.optim.trees import tensors_in
 
 EARLY, EVERY = (1, 2, 4, 8), 100
 """The first steps that are compared, and the number of steps after which the next comparison is due."""
@@ -226,9 +227,9 @@ class Comparison:
 def verify(
     check: Check,
     model: nn.Module,
-    original: Forward,
-    batch: Batch,
-    engine: Callable[[Batch, Comparison], Tensor],
+    b: int,
+    plain: Callable[[], Tensor],
+    engine: Callable[[Comparison], Tensor],
     *,
     k: int,
     slopes: Tensor | None = None,
@@ -241,15 +242,15 @@ def verify(
     Args:
         check: The check of this step.
         model: The network.
-        original: The network's own forward.
-        batch: Its arguments.
-        engine: Runs the engine on a copy of them: fills `pulled` of the comparison and returns the outputs.
+        b: Number of samples.
+        plain: Runs the network on copies of its arguments, and returns the outputs [b, ...] with their graph.
+        engine: Runs the engine on such copies: fills `pulled` of the comparison and returns the outputs.
         k: Number of residuals per sample.
         slopes: dr/df [b, k, q]; None: the residuals are the outputs.
     """
     first = next(iter(check.params.values()))
     eps = torch.finfo(first.dtype).eps
-    state, b = Snapshot(model, first.device), batch.size
+    state = Snapshot(model, first.device)
     with check.recorded() as verified:
         for constant in CONSTANTS:
             numbers, comparison = (
@@ -258,18 +259,62 @@ def verify(
             )
             # Fused attention draws its masks out of sight.
             with state.kept(), full_precision(), attention_by_products(), numbers, torch.enable_grad():
-                args, kwargs = batch.copy().chunk(0, b)
-                expected = original(*args, **kwargs)
+                expected = plain()
                 _check_outputs(expected, model, b)
                 comparison.expect(expected, slopes)
                 state.restore()
                 comparison.state = state
-                output = engine(batch.copy(), comparison)
+                output = engine(comparison)
             if not _equal(output.detach().reshape(b, -1), expected.detach().reshape(b, -1), comparison.eps):
                 raise ValueError(_other_outputs(model))
             verified |= comparison.compare()
             if not numbers.drawn or len(verified) == len(check.params):
                 return
+
+
+def check_samples_apart(model: nn.Module, original: Forward, batch: Batch, num_samples: int) -> None:
+    """Reject a call whose outputs for some samples depend on the other samples of the batch, in any engine.
+
+    Both halves of the batch are run by themselves. A call that does not return one entry per sample, or whose halves
+    cannot be run, shows nothing.
+    """
+    b = batch.size
+    if b != num_samples or b < 2:
+        return
+    state = Snapshot(model, next(model.parameters()).device)
+
+    def run(samples: slice, tensors: Sequence[int]) -> list[Tensor]:
+        state.restore()
+        leaves = list(batch.copy().leaves)
+        for number in tensors:
+            leaves[number] = leaves[number][samples]
+        args, kwargs = batch.build(leaves)
+        with (
+            full_precision(),
+            attention_by_products(),
+            ConstantRandomNumbers(CONSTANTS[0]),
+            torch.enable_grad(),
+        ):
+            return [tensor.detach() for tensor in tensors_in(original(*args, **kwargs))]
+
+    def agrees(tensors: Sequence[int]) -> bool:
+        for half in (slice(0, b // 2), slice(b // 2, b)):
+            for part, of_all in zip(run(half, tensors), whole, strict=True):
+                if not of_all.is_floating_point() or len(of_all) != b or part.shape != of_all[half].shape:
+                    continue
+                if not _equal(part, of_all[half], torch.finfo(part.dtype).eps):
+                    return False
+        return True
+
+    # A tensor that all samples share may have as many entries as the batch.
+    batched = [number for number, of_samples in enumerate(batch.batched) if of_samples]
+    with state.kept():
+        try:
+            whole = run(slice(0, b), [])
+            if not agrees(batched) and not agrees(batched[:1]):
+                raise ValueError(_other_outputs(model))
+        except (RuntimeError, IndexError, TypeError):  # of what is no batch
+            return
 
 
 class ConstantRandomNumbers(TorchDispatchMode):
@@ -333,13 +378,12 @@ class ConstantRandomNumbers(TorchDispatchMode):
             tensor.fill_(self.constant)
 
 
-def _check_outputs(output: Any, model: nn.Module, b: int) -> None:
+def _check_outputs(output: Tensor, model: nn.Module, b: int) -> None:
     """Reject outputs of the whole batch that are not one entry per sample."""
-    if not isinstance(output, Tensor) or (output.shape[0] if output.ndim else 1) != b:
-        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if (output.shape[0] if output.ndim else 1) != b:
         raise ValueError(
-            f"{type(model).__name__} returned {got} for {b} samples; its output must be one tensor that keeps the "
-            "batch in the leading dimension, [b] or [b, k]"
+            f"{type(model).__name__} returned {list(output.shape)} for {b} samples; its output must keep the batch in "
+            "the leading dimension, [b] or [b, k]"
         )
 
 

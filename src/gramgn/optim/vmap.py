@@ -21,12 +21,13 @@ from gramgn.optim.closure import (
     OwnForward,
     Trained,
     call_closure,
-    slopes_of,
 )
 from gramgn.optim.gram import BlockLinearisation, Engine
 from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.outputs import OTHER_PARAMETERS, NotBySampleError, Outputs, joined, transform_around
 from gramgn.optim.runtime import attention_by_products, jacobian_eps
 from gramgn.optim.stream.recurrent import states_of_one_sample
+from gramgn.optim.trees import Build, flatten, tensors_in
 from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
 
 Blocks = dict[str, Tensor]
@@ -67,33 +68,48 @@ class VmapEngine(Engine):
         # Without chunks in a few parts, so that this J takes less memory than the one that is held.
         step = self.chunk_size or -(-b // 4)
 
-        def engine(batch: Batch, comparison: Comparison) -> Tensor:
-            outputs = []
+        def plain() -> Tensor:
+            args, kwargs = batch.copy().chunk(0, b)
+            leaves = [leaf for leaf in tensors_in(original(*args, **kwargs)) if leaf.is_floating_point()]
+            if len(leaves) > 1 and any(not leaf.ndim or len(leaf) != b for leaf in leaves):
+                raise ValueError(
+                    f"the model returns {[list(leaf.shape) for leaf in leaves]} for {b} samples; engine='vmap' needs "
+                    "the batch in the leading dimension of all outputs: use engine='stream'"
+                )
+            return joined(leaves)
+
+        def engine(comparison: Comparison) -> Tensor:
+            outputs, copied = [], batch.copy()
             for start in range(0, b, step):
                 if comparison.state is not None:
                     # One pass starts from one state; what chunks leave behind, the next ones find.
                     comparison.state.restore() if self.chunk_size is None else comparison.state.restore_python()
                 samples = range(start, min(start + step, b))
-                output, of_part = _outputs_and_jacobian(model, original, params, batch, step, samples)
+                returned, of_part = _outputs_and_jacobian(model, original, params, copied, step, samples)
                 comparison.pull(of_part, start)
-                outputs.append(output)
+                outputs.append(joined([leaf for leaf in tensors_in(returned) if leaf.is_floating_point()]))
             return _joined(outputs)
 
-        verify(check, model, original, batch, engine, k=q)
+        verify(check, model, b, plain, engine, k=q)
 
 
 class VmapRun:
-    """One step: the call of the model, in which J of its outputs is formed, and then that of the residuals."""
+    """One step: the calls of the model, in which J of their outputs is formed, and then that of the residuals."""
 
     def __init__(self, engine: VmapEngine, model: nn.Module, trained: Trained) -> None:
         self._engine, self._model, self._trained = engine, model, trained
+        self._outputs = Outputs(trained, cut=True)
+        self._blocks: list[Blocks] = []  # of each output, each block [b, q, size]
 
-    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, int]:
         """Run the model on each sample; see `call_closure`."""
         engine, model, params = self._engine, self._model, self._trained.params
         batch = Batch(args, kwargs)
+        reason = transform_around(batch.given)
+        if reason:
+            raise NotBySampleError(reason)
         try:
-            outputs, blocks = _outputs_and_jacobian(
+            returned, blocks = _outputs_and_jacobian(
                 model, original, params, batch, engine.chunk_size, range(batch.size)
             )
         except RuntimeError as error:
@@ -102,29 +118,36 @@ class VmapRun:
             error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
             raise
         engine.verify(model, original, params, batch, blocks)
-        self._of_outputs, self._leaf = blocks, outputs.requires_grad_()
-        # A copy, so that a closure may change it in place.
-        return outputs.clone(), batch.size
+        before = len(self._outputs.tensors)
+        shown = self._outputs.add(returned, batch.size, batch.given)
+        sizes = [tensor.numel() // batch.size for tensor in self._outputs.tensors[before:]]
+        if sizes:
+            parts = {name: block.split(sizes, dim=1) for name, block in blocks.items()}
+            self._blocks += [{name: part[i] for name, part in parts.items()} for i in range(len(sizes))]
+        return shown, batch.size
 
     def linearised(self, reading: Reading, num_samples: int) -> BlockLinearisation:
         """Chain the derivative of the residuals to the Jacobian of the outputs."""
-        leaf, of_outputs = self._leaf, self._of_outputs
-        slopes = slopes_of(reading, leaf, self._model)
+        slopes, used = self._outputs.slopes(reading)
         k, q = slopes.shape[1:]
+        like = self._outputs.tensors[used[0]]
         # Compared once: the host waits for the device.
-        if k != q or not bool((slopes == torch.eye(q, dtype=slopes.dtype, device=slopes.device)).all()):
-            of_outputs = {name: _chain(slopes, of_outputs.pop(name)) for name in self._trained.params}
+        is_eye = k == q and bool((slopes == torch.eye(q, dtype=slopes.dtype, device=slopes.device)).all())
+        blocks = []
+        for name in self._trained.params:
+            block = _joined([self._blocks[i].pop(name) for i in used], dim=1)
+            blocks.append((block if is_eye else _chain(slopes, block)).flatten(end_dim=1))
         return BlockLinearisation(
             reading=reading.detached(),
             num_samples=num_samples,
-            eps=jacobian_eps(self._model, leaf.dtype, leaf.device),
-            blocks=[of_outputs[name].flatten(end_dim=1) for name in self._trained.params],
+            eps=jacobian_eps(self._model, like.dtype, like.device),
+            blocks=blocks,
             trained=self._trained,
         )
 
     def clear(self) -> None:
         """Release J of the outputs."""
-        self._of_outputs = {}
+        self._blocks = []
 
 
 def _explain_embeddings(model: nn.Module, error: RuntimeError) -> None:
@@ -158,29 +181,37 @@ def _outputs_and_jacobian(
     batch: Batch,
     chunk_size: int | None,
     samples: range,
-) -> tuple[Tensor, Blocks]:
-    """Return the outputs [b, ...], detached, and their Jacobian by parameter, each block [b, q, size].
+) -> tuple[Any, Blocks]:
+    """Return what the model returns, detached, and the Jacobian of its outputs by parameter, each block [b, q, size].
 
-    Only of the b samples in a range.
+    Only of the b samples in a range. Outputs are the floating point tensors, one after the other.
     """
+    build: list[Build] = []
+    others: list[Any] = []
     module = OwnForward(model, original)
     # Everything is detached: the derivatives are taken inside, and an output that still requires a gradient
     # outside of it depends on a parameter that functional_call did not reach.
-    constants = {f"model.{n}": p.detach() for n, p in model.named_parameters() if n not in params}
+    present = dict(model.named_parameters())
+    if any(present.get(name) is not param for name, param in params.items()):
+        raise NotBySampleError(OTHER_PARAMETERS)
+    constants = {f"model.{name}": param.detach() for name, param in present.items() if name not in params}
     trained = {name: param.detach() for name, param in params.items()}
 
-    def of_one(*sample: Tensor) -> tuple[Tensor, Blocks]:
+    def of_one(*sample: Tensor) -> tuple[list[Tensor], Blocks]:
         args, kwargs = batch.arguments(sample)
 
-        def outputs(trained: Blocks) -> tuple[Tensor, Tensor]:
+        def outputs(trained: Blocks) -> tuple[Tensor, list[Tensor]]:
             state = {**constants, **{f"model.{name}": param for name, param in trained.items()}}
-            output = _of_one_sample(functional_call(module, state, args, kwargs))
-            return output.flatten(), output
+            leaves, make = flatten(functional_call(module, state, args, kwargs))
+            build[:] = [make]
+            others[:] = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            tensors = [_of_one_sample(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+            return _flat([tensor for tensor in tensors if tensor.is_floating_point()]), tensors
 
-        flat, pull, output = vjp(outputs, trained, has_aux=True)  # type: ignore[misc]
+        flat, pull, tensors = vjp(outputs, trained, has_aux=True)  # type: ignore[misc]
         rows = torch.eye(len(flat), dtype=flat.dtype, device=flat.device)
         (blocks,) = vmap(pull)(rows) if len(rows) > 1 else pull(rows[0])
-        return output, {name: block.reshape(len(flat), -1) for name, block in blocks.items()}
+        return tensors, {name: block.reshape(len(flat), -1) for name, block in blocks.items()}
 
     per_sample = vmap(of_one, randomness="different")
     step = chunk_size or batch.size
@@ -189,10 +220,13 @@ def _outputs_and_jacobian(
             per_sample(*batch.part(start, min(start + step, samples.stop)))
             for start in range(samples.start, samples.stop, step)
         ]
-    output = _joined([output for output, _ in chunks])
-    _check_reached(output, model)
+    tensors = [_joined(list(parts)) for parts in zip(*(tensors for tensors, _ in chunks), strict=True)]
+    for tensor in tensors:
+        _check_reached(tensor, model)
+    given = iter(tensors)
+    returned = build[0]([next(given) if other is None else other for other in others])
     # One block at a time, so that J is held once.
-    return output, {name: _joined([blocks.pop(name) for _, blocks in chunks]) for name in params}
+    return returned, {name: _joined([blocks.pop(name) for _, blocks in chunks]) for name in params}
 
 
 @contextmanager
@@ -215,14 +249,19 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _joined(chunks: list[Tensor]) -> Tensor:
-    return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]
 
 
-def _of_one_sample(output: Any) -> Tensor:
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """Return the outputs of one sample as one vector."""
+    if not tensors:
+        raise ValueError("the model returned no tensor of real numbers")
+    return tensors[0].flatten() if len(tensors) == 1 else torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _of_one_sample(output: Tensor) -> Tensor:
     """Return the output of one sample without its batch dimension, which a model may have squeezed itself."""
-    if not isinstance(output, Tensor):
-        raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
     if output.ndim == 0:
         return output
     if output.shape[0] != 1:

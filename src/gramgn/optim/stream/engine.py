@@ -8,7 +8,7 @@ summed gradient of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,12 +22,13 @@ from gramgn.optim.closure import (
     Forward,
     Trained,
     call_closure,
-    slopes_of,
 )
 from gramgn.optim.gram import Linearisation
+from gramgn.optim.graph import RowsEngine
 from gramgn.optim.kept import structure_of
 from gramgn.optim.kernels import OFF, choose, load, resumed
 from gramgn.optim.losses import Loss, Reading
+from gramgn.optim.outputs import OTHER_PARAMETERS, NotBySampleError, Outputs, joined, transform_around
 from gramgn.optim.runtime import (
     attention_by_products,
     jacobian_eps,
@@ -49,9 +50,20 @@ from gramgn.optim.stream.jacobian import (
     StreamLinearisation,
 )
 from gramgn.optim.stream.products import BLAS, Products, preferred_backend
+from gramgn.optim.trees import tensors_in
 from gramgn.optim.verify import Check, Comparison, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def only_tensor(returned: Any) -> Tensor:
+    """Return the output of a network that is run in chunks."""
+    if not isinstance(returned, Tensor):
+        raise ValueError(
+            f"with chunk_size the model must return one tensor, got {type(returned).__name__}: leave chunk_size out, "
+            "or return one tensor"
+        )
+    return returned
 
 
 class StreamEngine:
@@ -76,6 +88,7 @@ class StreamEngine:
         products = Products(load(choose(kernels)), backend or preferred_backend())
         self._memories = Memories(ConvPaths(conv_path), products)
         self._fitting: dict[int, int] = {}
+        self.rows = RowsEngine()
 
     def kernels_for(self, model: nn.Module, trained: Trained) -> str:
         """Return the form of the compiled kernels, or `"off"`."""
@@ -133,13 +146,13 @@ class StreamEngine:
 
 
 class _Run:
-    """What the two ways of forming J in one step have in common; `leaf` is the output that the closure sees.
+    """What the two ways of forming J in one step have in common.
 
     `anew`: J is formed a second time, in full precision and in memory of its own, to be compared with autograd.
     """
 
-    leaf: Tensor
     check: Check | None = None
+    used: Sequence[int] = (0,)  # the numbers of the outputs on which the residuals depend
 
     def __init__(
         self, engine: StreamEngine, model: nn.Module, trained: Trained, *, anew: bool = False
@@ -150,25 +163,32 @@ class _Run:
         self.device = next(iter(trained.params.values())).device
         self.backward = Backward(trained.params, self.memories)
 
-    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
+    def forward(
+        self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int | None]:
         """Run the model; see `call_closure`."""
         raise NotImplementedError
 
-    def jacobian(self, reading: Reading) -> Jacobian:
-        """Return J of the residuals."""
+    def linearised(self, reading: Reading, num_samples: int) -> Linearisation:
+        """Return the residuals with their J."""
         raise NotImplementedError
 
-    def linearised(self, reading: Reading, num_samples: int) -> StreamLinearisation:
-        """Return the residuals with their J."""
-        jacobian = self.jacobian(reading)
-        eps = jacobian_eps(self.model, self.leaf.dtype, self.leaf.device, self.engine.jacobian_dtype)
+    def selected(self, returned: Any, b: int) -> Tensor:
+        """Return those outputs [b, ...] of a call on which the residuals depend."""
+        raise NotImplementedError
+
+    def streamed(
+        self, reading: Reading, num_samples: int, jacobian: Jacobian, output: Tensor
+    ) -> StreamLinearisation:
+        """Return the residuals with a J."""
+        eps = jacobian_eps(self.model, output.dtype, output.device, self.engine.jacobian_dtype)
         return StreamLinearisation(reading.detached(), num_samples, eps, self.trained, jacobian)
 
     def reduced_precision(self) -> AbstractContextManager[Any]:
         """Return autocast to the engine's shorter format, if there is one."""
         return reduced_precision(self.dtype, self.device)
 
-    def record(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def record(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the model's own forward, and record the calls of parameter owners for the backward pass."""
         self.network = self._current_network(original)
         record = (self.device, self.backward.calls, self.backward.receive)
@@ -179,10 +199,7 @@ class _Run:
         # Fused attention has no second derivatives.
         attention = attention_by_products() if self.engine.low_memory else nullcontext()
         with span("gramgn.forward"), recorded_calls(owners, *record), self.reduced_precision(), attention:
-            output = original(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            raise ValueError(f"the model must return one tensor, got {type(output).__name__}")
-        return output
+            return original(*args, **kwargs)
 
     def _current_network(self, original: Forward) -> Network:
         """Return what follows from the network's modules, as they are now."""
@@ -190,19 +207,28 @@ class _Run:
         replaced = getattr(original, "__func__", None) is not type(model).forward
 
         def read() -> Network:
+            owners = find_owners(model, trained.params, replaced=replaced)
+            if {name for owner in owners for name in owner.params.values()} != set(trained.params):
+                raise NotBySampleError(OTHER_PARAMETERS)
             return Network(
-                find_owners(model, trained.params, replaced=replaced),
+                owners,
                 {id(param): name for name, param in trained.params.items()},
                 tuple(module.training for module in model.modules()),
             )
 
         return self.memories.network.get([trained, replaced, *structure_of(model)], read)
 
-    def begin(self, b: int, k: int, output: Tensor, *, drop: bool = False) -> Accumulator:
-        """Return an empty sum, with the comparison that is due in this step; see `Verifier`."""
+    def begin(
+        self, b: int, k: int, output: Tensor, *, drop: bool = False, until_verified: bool = False
+    ) -> Accumulator:
+        """Return an empty sum, with the comparison that is due in this step; see `Verifier`.
+
+        `until_verified`: it is due in each step until all of J has been seen to agree.
+        """
         structure = (b, k, self.backward.structure())
         self.eps = jacobian_eps(self.model, output.dtype, output.device, self.dtype)
         self.check = check = self.memories.verifier.begin(structure, self.trained.params)
+        due = check is not None and (check.due or (until_verified and bool(check.unverified)))
         return Accumulator(
             self.trained,
             b,
@@ -210,16 +236,24 @@ class _Run:
             self.memories.buffers,
             self.memories.products,
             drop=drop,
-            comparison=Comparison(self.trained.params, b, k, self.eps) if check and check.due else None,
+            comparison=Comparison(self.trained.params, b, k, self.eps) if due else None,
             watched=check.unverified if check else (),
         )
 
     def verify(
-        self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None, *, alone: bool
+        self,
+        original: Forward,
+        batch: Batch,
+        sums: Accumulator,
+        slopes: Tensor | None,
+        *,
+        within: bool,
+        again: bool = True,
     ) -> None:
         """Compare complete sums with autograd where that is due, or where a block of J is other than zero at last.
 
-        `alone`: whether the comparison within the step suffices where it was made in full precision.
+        `within`: whether the comparison within the step suffices where it was made in full precision; `again`: whether
+        the call can be repeated.
         """
         check = self.check
         if check is None:
@@ -229,17 +263,23 @@ class _Run:
         )
         if sums.comparison is not None:
             full = self.eps <= max(torch.finfo(param.dtype).eps for param in self.trained.params.values())
+            suffices = (within and full) or not again
             with check.recorded() as verified:
                 verified |= sums.comparison.compare()
-                if not (alone and full):
+                if not suffices:
                     verified.clear()
-            if alone and full:
+            if suffices:
                 return
-        elif not woke:
+        elif not woke or not again:
             return
 
-        def engine(batch: Batch, comparison: Comparison) -> Tensor:
+        def plain() -> Tensor:
+            args, kwargs = batch.copy().chunk(0, batch.size)
+            return self.selected(original(*args, **kwargs), batch.size)
+
+        def engine(comparison: Comparison) -> Tensor:
             run = type(self)(self.engine, self.model, self.trained, anew=True)
+            run.used = self.used
             anew = Accumulator(
                 self.trained,
                 sums.b,
@@ -250,11 +290,11 @@ class _Run:
                 comparison=comparison,
             )
             try:
-                return run.form(original, batch, anew, slopes)
+                return run.form(original, batch.copy(), anew, slopes)
             finally:
                 run.clear()
 
-        verify(check, self.model, original, batch, engine, k=sums.k, slopes=slopes)
+        verify(check, self.model, batch.size, plain, engine, k=sums.k, slopes=slopes)
 
     def held(self, sums: Accumulator) -> HeldJacobian:
         """Return J of complete sums, whose memory stays until the next step."""
@@ -271,28 +311,57 @@ class _Run:
 
 
 class _AtOnce(_Run):
-    """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals."""
+    """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals.
 
-    def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
-        """Run the model. The closure receives its output detached from the graph."""
-        self.original, self.batch = original, Batch(args, kwargs)
-        self.output = self.record(original, args, kwargs)
-        self.backward.start(self.output, self.batch.size, self.network)
-        self.leaf = self.output.detach().requires_grad_()
-        # A copy, so that a closure may change it in place.
-        return self.leaf.clone(), self.batch.size
+    The closure gets outputs with their graph, so it may call the model several times, and use parts of what it returns.
+    """
 
-    def jacobian(self, reading: Reading) -> Jacobian:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outputs = Outputs(self.trained, cut=False)
+        self.calls: list[tuple[Forward, Batch]] = []
+
+    def forward(
+        self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, int | None]:
+        """Run the model."""
+        reason = transform_around(tuple(tensors_in((args, kwargs))))
+        if reason:
+            self.outputs.leave_out(reason)
+            with self.reduced_precision():
+                return original(*args, **kwargs), None
+        batch = Batch(args, kwargs)
+        try:
+            returned = self.record(original, args, kwargs)
+        except NotBySampleError as error:
+            self.outputs.leave_out(error.reason)
+            return original(*args, **kwargs), batch.size
+        self.calls.append((original, batch))
+        return self.outputs.add(returned, batch.size, batch.given), batch.size
+
+    def linearised(self, reading: Reading, num_samples: int) -> Linearisation:
+        """Return the residuals with their J, which is formed row by row where nothing else can be right."""
+        try:
+            slopes, self.used = self.outputs.slopes(reading)
+        except NotBySampleError as error:
+            self.engine.rows.note(error.reason)
+            return self.engine.rows.of_graph(self.model, self.trained, reading, num_samples, self.calls)
+        self.output = joined([self.outputs.tensors[i] for i in self.used])
+        return self.streamed(reading, num_samples, self._jacobian(slopes, num_samples), self.output)
+
+    def _jacobian(self, slopes: Tensor, b: int) -> Jacobian:
         """Run the backward pass."""
-        slopes = slopes_of(reading, self.leaf, self.model)
-        b, k, _ = slopes.shape
+        self.backward.start(self.output, b, self.network)
+        k = slopes.shape[1]
         drop = self.engine.low_memory
         if drop and k > 1:
             raise ValueError(
                 f"low_memory needs one residual for each sample, got {k}: the blocks of all residuals would have "
                 "to be held at the same time; set low_memory=False"
             )
-        sums = self.begin(b, k, self.leaf, drop=drop)
+        # Several calls that depend on one another cannot be repeated one by one, so they are compared in the step.
+        several = len(self.calls) > 1
+        sums = self.begin(b, k, self.output, drop=drop, until_verified=several)
         if sums.comparison is not None:
             self.backward.expect(sums.comparison, slopes)
         with torch.no_grad(), span("gramgn.backward"):
@@ -300,19 +369,25 @@ class _AtOnce(_Run):
                 self.backward.run(slopes, sums, keep_graph=drop)
             sums.finish()
         J = GraphJacobian(sums.G, self.output, slopes, self.trained.params) if drop else self.held(sums)
-        self.verify(self.original, self.batch, sums, slopes, alone=True)
+        self.verify(*self.calls[0], sums, slopes, within=True, again=not several)
         return J
 
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
         """Form it in one go; see `_Run`."""
         assert slopes is not None
         args, kwargs = batch.chunk(0, batch.size)
-        output = self.record(original, args, kwargs)
+        output = self.selected(self.record(original, args, kwargs), batch.size)
         self.backward.start(output, batch.size, self.network)
         with torch.no_grad():
             self.backward.run(slopes, sums)
             sums.finish()
         return output.detach()
+
+    def selected(self, returned: Any, b: int) -> Tensor:
+        """Return the outputs of one call that are used."""
+        outputs = Outputs(self.trained, cut=False)
+        outputs.add(returned, b, ())
+        return joined([outputs.tensors[i] for i in self.used])
 
 
 class _InChunks(_Run):
@@ -321,15 +396,25 @@ class _InChunks(_Run):
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model and form the Jacobian of its outputs."""
         batch = Batch(args, kwargs)
-        outputs, sums = self._chunks(original, batch)
+        reason = transform_around(batch.given)
+        if reason or hasattr(self, "outputs"):
+            raise NotBySampleError(
+                reason or "the closure calls the model several times, which chunk_size does not allow"
+            )
+        chunks, sums = self._chunks(original, batch)
         self.of_outputs = self.held(sums)
-        self.leaf = torch.cat(outputs).requires_grad_()
-        self.verify(original, batch, sums, None, alone=len(outputs) == 1)
-        return self.leaf.clone(), batch.size
+        self.output = torch.cat(chunks)
+        self.verify(original, batch, sums, None, within=len(chunks) == 1)
+        self.outputs = Outputs(self.trained, cut=True)
+        return self.outputs.add(self.output, batch.size, batch.given), batch.size
 
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
         """Form it in chunks; see `_Run`."""
         return torch.cat(self._chunks(original, batch, sums)[0])
+
+    def selected(self, returned: Any, b: int) -> Tensor:
+        """Return the only output."""
+        return only_tensor(returned)
 
     def _chunks(
         self, original: Forward, batch: Batch, sums: Accumulator | None = None
@@ -338,7 +423,7 @@ class _InChunks(_Run):
 
         def plain(arguments: Arguments) -> Tensor:
             with self.reduced_precision():
-                return original(*arguments[0], **arguments[1])
+                return only_tensor(original(*arguments[0], **arguments[1]))
 
         step, outputs = self.engine.samples_at_a_time(batch, self.model, plain), []
         for start in range(0, batch.size, step):
@@ -347,7 +432,7 @@ class _InChunks(_Run):
             if sums is not None and sums.comparison is not None and sums.comparison.state is not None:
                 sums.comparison.state.restore_python()
             try:
-                output = self.record(original, args, kwargs)
+                output = only_tensor(self.record(original, args, kwargs))
                 self.backward.start(output, stop - start, self.network)
                 flat = output.detach().reshape(stop - start, -1)
                 q = flat.shape[1]
@@ -373,7 +458,8 @@ class _InChunks(_Run):
             sums.finish()
         return outputs, sums
 
-    def jacobian(self, reading: Reading) -> Jacobian:
+    def linearised(self, reading: Reading, num_samples: int) -> StreamLinearisation:
         """Chain the derivative of the residuals to the Jacobian of the outputs."""
-        slopes = slopes_of(reading, self.leaf, self.model)
-        return ChainedJacobian(self.of_outputs, slopes.to(self.of_outputs.gram().device, torch.float64))
+        slopes, _ = self.outputs.slopes(reading)
+        J = ChainedJacobian(self.of_outputs, slopes.to(self.of_outputs.gram().device, torch.float64))
+        return self.streamed(reading, num_samples, J, self.output)
