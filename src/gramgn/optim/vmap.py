@@ -6,6 +6,7 @@ q is the number of outputs per sample, k the number of residuals per sample (k =
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -114,7 +115,7 @@ class VmapRun:
             )
         except RuntimeError as error:
             _explain_embeddings(model, error)
-            _explain_recurrent(model, error)
+            _explain_recurrent(error)
             error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
             raise
         engine.verify(model, original, params, batch, blocks)
@@ -162,16 +163,15 @@ def _explain_embeddings(model: nn.Module, error: RuntimeError) -> None:
             ) from error
 
 
-def _explain_recurrent(model: nn.Module, error: RuntimeError) -> None:
-    """Reject uses of recurrent layers that `torch.func` cannot run, where an error may have come of them."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.RNNBase):
-            raise ValueError(
-                f"torch.func, which takes one sample at a time, could not run the network with the "
-                f"{type(module).__name__} at '{path}' ({str(error).splitlines()[0]}): it can neither pack sequences of "
-                "different lengths nor divide states [layers, b, ...] that the model is called with; use "
-                "engine='stream'"
-            ) from error
+def _explain_recurrent(error: RuntimeError) -> None:
+    """Reject uses of recurrent layers that `torch.func` cannot run, where an error came of them."""
+    frames = (frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__))
+    if any(name in ("torch.nn.modules.rnn", "torch.nn.utils.rnn") for name in frames):
+        raise ValueError(
+            f"torch.func could not run a recurrent layer ({str(error).splitlines()[0]}): one sample at a time, it "
+            "can neither pack sequences of different lengths nor divide states [layers, b, ...] that the model is "
+            "called with; use engine='stream'"
+        ) from error
 
 
 def _outputs_and_jacobian(

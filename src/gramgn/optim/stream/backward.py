@@ -205,15 +205,15 @@ class Backward:
 
     def _apply_calls_rule(self, owner: Owner, rule: CallsRule) -> None:
         calls = [call for call in self.calls if call.owner is owner and call.active]
-        if owner not in self._pulls:
-            for call in calls:
-                call.check_unchanged()
-            self._pulls[owner] = rule.pull(owner.module, calls, self.b)
         grads = [self._stash.get(call, {}) for call in calls]
         active = frozenset[str]().union(*(call.active for call in calls))
         names = {local: name for local, name in owner.params.items() if local in active}
         sums, memories = self._sums, self._memories
         with torch.autocast(sums.G.device.type, enabled=False):
+            if owner not in self._pulls:
+                for call in calls:
+                    call.check_unchanged()
+                self._pulls[owner] = rule.pull(owner.module, calls, self.b)
             for factors in self._pulls[owner](grads):
                 local, factors.weight, factors.bias = (
                     factors.weight,
