@@ -48,7 +48,7 @@ define BUILD_KERNELS
 	exit $(1)
 endef
 
-.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory figures report bench bench-pipeline gpu-report clean
+.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory evidence figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -115,6 +115,9 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 
 paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|desk|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
+
+evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper for one part (11 hours in all)
+	@$(BIN)/python scripts/evidence.py $(if $(BLOCK),--block $(BLOCK)) $(OVERRIDES)
 
 theory: $(KERNELS) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
 	@$(BIN)/python scripts/theory.py

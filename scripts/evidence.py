@@ -16,10 +16,13 @@ import math
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+
+from omegaconf import OmegaConf  # noqa: E402
 
 from gramgn.app import train_command  # noqa: E402
 from gramgn.errors import InputError, counted  # noqa: E402
@@ -31,50 +34,19 @@ REAL, SYNTHETIC = ("rotation", "retinamnist"), ("rsna_synthetic", "afad_syntheti
 # Epochs of a third, half and the whole of the length.
 BUDGETS = {"laptop": (6, 9, 18), "desk": (10, 15, 30)}
 TUNING_SEED = 100
-OURS = "ggn_gn"
+OURS = "ggn_spring-resnet_gn"
 
 
-def trials(words: str, key: str, values: Sequence[float], shapes: Sequence[str], scaled: float) -> list[str]:
-    """Return the twelve trials of a method: what is added to its words.
-
-    Args:
-        words: Its optimizer and network.
-        key: Its most important setting.
-        values: Four values of the setting, in half decades; the schedules after the first are tried with the middle
-            three, the batch sizes 64 and 256 with the third.
-        shapes: Three schedules, the method's usual one first.
-        scaled: Power of the batch size relative to 128 that the setting is multiplied by.
-    """
-    tried = [f"schedule={shapes[0]} {key}={value:g}" for value in values]
-    tried += [f"schedule={shape} {key}={value:g}" for shape in shapes[1:] for value in values[:3]]
-    tried += [
-        f"schedule={shapes[0]} {key}={values[2] * (batch / 128) ** scaled:g} trainer.batch_size={batch}"
-        for batch in (64, 256)
-    ]
-    return [f"{words} {each}" for each in tried]
+def read_methods() -> dict[str, list[str]]:
+    """Return the trials of each method by its name, e.g. `"adamw-resnet_bn"`, from `conf/sweep/tuned.yaml`."""
+    methods: dict[str, list[str]] = {}
+    for words in OmegaConf.load(ROOT / "conf" / "sweep" / "tuned.yaml").hydra.sweeper.points:
+        given = dict(word.split("=") for word in words.split())
+        methods.setdefault(f"{given['optimizer']}-{given['model']}", []).append(words)
+    return methods
 
 
-SHAPES = ("one_cycle", "cosine", "constant")
-METHODS = {
-    "sgd_bn": trials("optimizer=sgd model=resnet_bn", "optimizer.lr", (0.01, 0.03, 0.1, 0.3), SHAPES, 1),
-    "sgd_gn": trials("optimizer=sgd model=resnet_gn", "optimizer.lr", (0.01, 0.03, 0.1, 0.3), SHAPES, 1),
-    "adamw_bn": trials(
-        "optimizer=adamw model=resnet_bn", "optimizer.lr", (0.001, 0.003, 0.01, 0.03), SHAPES, 0.5
-    ),
-    "adamw_gn": trials(
-        "optimizer=adamw model=resnet_gn", "optimizer.lr", (0.001, 0.003, 0.01, 0.03), SHAPES, 0.5
-    ),
-    "muon_bn": trials(
-        "optimizer=muon model=resnet_bn", "optimizer.lr", (0.003, 0.01, 0.03, 0.1), SHAPES, 0.5
-    ),
-    OURS: trials(
-        "optimizer=ggn_spring model=resnet_gn",
-        "optimizer.alpha",
-        (0.8, 2.4, 8, 24),
-        ("linear", "one_cycle", "constant"),
-        -1,
-    ),
-}
+METHODS = read_methods()
 # As printed, rates and alpha of the data set; the last with alpha next to the sum, as the formula is printed.
 PAPER = (
     "optimizer=sgd model=resnet_bn",
@@ -114,8 +86,12 @@ def key(words: Sequence[str]) -> str:
 def results(block: str) -> dict[str, float]:
     """Return the validation loss after the last epoch of each run in a block's file, by `key`; inf if it diverged."""
     path = RESULTS / f"evidence_{block}.csv"
-    if not path.is_file():
-        return {}
+    return read(path, path.stat().st_mtime_ns) if path.is_file() else {}
+
+
+@cache
+def read(path: Path, mtime_ns: int) -> dict[str, float]:
+    """Return the content of a results file as `results` does; `mtime_ns` tells one content from another."""
     last = runs(path).groupby("run").tail(1)
     losses = last["val_loss"].where(last["state"] == "done", math.inf).fillna(math.inf)
     return dict(zip(last["run"].str.rpartition("-")[2], losses, strict=True))

@@ -213,10 +213,10 @@ def test_a_grid_can_be_made_of_another_experiment() -> None:
 def test_every_optimizer_is_tuned_with_the_same_number_of_trials() -> None:
     counts: dict[tuple[str, ...], int] = {}
     points = [str(point).split() for point in config_of("sweep=tuned").hydra.sweeper.points]
-    for *who, _ in points:
-        counts[tuple(who)] = counts.get(tuple(who), 0) + 1
-    assert set(counts.values()) == {5}
-    assert {who[0] for who in counts} == {
-        f"optimizer={name}" for name in ("sgd", "adamw", "ggn", "ggn_spring")
+    for optimizer, model, *_ in points:
+        counts[optimizer, model] = counts.get((optimizer, model), 0) + 1
+    assert set(counts.values()) == {12}
+    assert {optimizer for optimizer, _ in counts} == {
+        f"optimizer={name}" for name in ("sgd", "adamw", "muon", "ggn_spring")
     }
     assert len({tuple(point) for point in points}) == len(points)
