@@ -32,7 +32,7 @@ def test_a_resumed_run_keeps_its_kernels(
     whole, part = house.runs()
     assert read_run(part)["kernels"] == form
     chosen = read_run(part)["engine"]
-    assert (chosen["name"], chosen["kernels"], chosen["by_vmap"]) == ("stream", form, False)
+    assert (chosen["name"], chosen["kernels"]) == ("stream", form)
     assert chosen["backend"] in ("blas", "onednn")
     change_kernels(part, "auto")
     assert call(f"resume={part}", "trainer.epochs=3") == 0

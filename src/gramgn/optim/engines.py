@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from gramgn.optim.choosing import ChoosingEngine
 from gramgn.optim.gram import Engine
 from gramgn.optim.graph import LoopEngine, RowsEngine
 from gramgn.optim.kernels import CHOICES, choose
@@ -69,9 +68,8 @@ class Stream:
             )
 
     def build(self) -> Engine:
-        """Return an engine with these options; with the defaults, one that may choose `Vmap`."""
-        is_default = self == Stream(kernels=self.kernels)
-        return (ChoosingEngine if is_default else StreamEngine)(
+        """Return an engine with these options."""
+        return StreamEngine(
             chunk_size=self.chunk_size,
             conv_path=self.conv_path,
             low_memory=self.low_memory,

@@ -180,9 +180,7 @@ class GramGaussNewton(torch.optim.Optimizer):
     @property
     def kernels(self) -> str:
         """The form of the compiled kernels that this optimizer uses, or `"off"`: they serve float32 on the CPU."""
-        if not self._is_served():
-            return OFF
-        return self._engine.kernels_for(self._model, self._trained())
+        return self._engine.kernels_form() if self._is_served() else OFF
 
     def _is_served(self) -> bool:
         """Return whether compiled kernels can read one of the parameters."""
@@ -190,10 +188,8 @@ class GramGaussNewton(torch.optim.Optimizer):
 
     @property
     def choices(self) -> dict[str, Any]:
-        """What decides the last bits of J: the engine's name, and what it chose by processor, network or measuring."""
-        chosen = {"name": self._options["engine"].name, **self._engine.state_dict()}
-        # The state keeps the kernels for a return to streaming.
-        return {**chosen, "kernels": OFF} if chosen.get("by_vmap") else chosen
+        """What decides the last bits of J: the engine's name, and what it chose by processor or measuring."""
+        return {"name": self._options["engine"].name, **self._engine.state_dict()}
 
     def step(  # type: ignore[override]
         self, closure: Closure | None = None, *, terms: Sequence[Term] | Term | None = None

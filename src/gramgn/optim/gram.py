@@ -62,8 +62,8 @@ class Linearisation(Protocol):
 class Engine(Protocol):
     """A way of forming J. An engine that makes no choices inherits all but `linearise`."""
 
-    def kernels_for(self, model: nn.Module, trained: Trained) -> str:
-        """Return the form of the compiled kernels used for a network, see `gramgn.optim.kernels`, or `"off"`."""
+    def kernels_form(self) -> str:
+        """Return the form of the compiled kernels in use, see `gramgn.optim.kernels`, or `"off"`."""
         return OFF
 
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:

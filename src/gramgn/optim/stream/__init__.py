@@ -6,7 +6,6 @@ To support another module type, write one small function in `rules.py` and regis
 """
 
 from gramgn.optim.stream.blocks import Buffers, Memory
-from gramgn.optim.stream.capture import find_owners
 from gramgn.optim.stream.conv import CONV_PATHS, PATHS, applicable, geometry_of, static_choice
 from gramgn.optim.stream.engine import StreamEngine
 from gramgn.optim.stream.jacobian import StreamLinearisation
@@ -22,7 +21,6 @@ __all__ = [
     "StreamEngine",
     "StreamLinearisation",
     "applicable",
-    "find_owners",
     "geometry_of",
     "static_choice",
 ]

@@ -90,10 +90,6 @@ class StreamEngine:
         self._fitting: dict[int, int] = {}
         self.rows = RowsEngine()
 
-    def kernels_for(self, model: nn.Module, trained: Trained) -> str:
-        """Return the form of the compiled kernels, or `"off"`."""
-        return self._form()
-
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
 
@@ -124,14 +120,15 @@ class StreamEngine:
                 )
         return self._fitting[batch.size]
 
-    def _form(self) -> str:
+    def kernels_form(self) -> str:
+        """Return the form of the compiled kernels, or `"off"`."""
         kernels = self._memories.products.kernels
         return OFF if kernels is None else kernels.form
 
     def state_dict(self) -> dict[str, Any]:
         """Return the choices that were made by measuring, the kernels, and the preferred backend."""
         return {
-            "kernels": self._form(),
+            "kernels": self.kernels_form(),
             "backend": self._memories.products.backend,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
