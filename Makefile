@@ -22,6 +22,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.gramgn-ready
 KERNELS := $(VENV)/.gramgn-kernels
 
+# The mark of an environment names its checkout: one that another checkout made is looked at again.
+ifneq ($(filter-out $(shell pwd -P),$(shell cat $(READY) 2> /dev/null)),)
+.PHONY: $(READY)
+endif
+
 # Prints the folder that an environment's gramgn is installed from, if it is installed from a checkout.
 define WHOSE
 import importlib.metadata as m, json, pathlib, urllib.parse as u
@@ -76,7 +81,7 @@ $(READY): requirements.lock pyproject.toml
 	@echo "installing the packages of requirements.lock into $(VENV) (some minutes, several GB with CUDA's)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/.gramgn-lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
-	@touch $@
+	@pwd -P > $@
 
 # Again when a source has changed. Nothing needs the kernels, so a machine without a compiler gets on without them.
 $(KERNELS): $(READY) setup.py $(wildcard src/gramgn/optim/kernels/*.cpp src/gramgn/optim/kernels/*.h)
