@@ -60,7 +60,7 @@ def test_the_environment_of_another_checkout(environment: Path, mark: str) -> No
         ready.write_text(f"{environment.parent / 'other'}\n")
     elif mark == "old":
         ready.touch()
-        (environment.parent / "mine" / "requirements.lock").touch()
+        os.utime(ready, (1e9, 1e9))
     code, words, installed = make(environment)
     assert (code, installed) == (2, False)
     assert f"is the environment of the checkout {environment.parent / 'other'}" in words
