@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gramgn import GramGaussNewton, SolveError
-from gramgn.optim import solve_system
+from gramgn.optim import Loop, Rows, Stream, Vmap, solve_system
 
+Options = Stream | Vmap | Loop | Rows
 EPS32, EPS64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
@@ -69,6 +72,32 @@ def test_minimum_norm_of_a_regular_system_is_its_solution() -> None:
     solution = solve_system(G, r, lam=1.0, damping=0.0, eps=EPS64)
     assert torch.allclose(G @ solution.u, r)
     assert not solution.ill_conditioned
+
+
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. the small eigenvalues:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", [Stream(), Stream(low_memory=True), Vmap(), Loop(), Rows()])
+@pytest.mark.parametrize("num_different", [1, 2])
+def test_equal_samples_without_damping(dtype: torch.dtype, engine: Options, num_different: int) -> None:
+    """Of 128 samples with 1 or 2 different ones G has that rank, and the step is that of least squares.
+
+    Without the factor n in the cut, the other eigenvalues, which are rounding, give a step of noise.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 1)).to(dtype)
+    x = torch.randn(num_different, 3, dtype=dtype).repeat(128 // num_different, 1)
+    y = torch.linspace(-1, 2, 128, dtype=dtype)
+    before = nn.utils.parameters_to_vector(model.parameters()).detach().double()
+    precise = copy.deepcopy(model).double()
+    gradients = [torch.autograd.grad(precise(each)[0], [*precise.parameters()]) for each in x.double()]
+    J = torch.stack([torch.cat([each.flatten() for each in row]) for row in gradients])
+    residual = precise(x.double())[:, 0].detach() - y.double()
+    expected = torch.linalg.pinv(J, rtol=1e-5) @ residual
+    info = GramGaussNewton(model, lam=1.0, alpha=0.0, engine=engine).step(lambda: model(x)[:, 0] - y)
+    taken = before - nn.utils.parameters_to_vector(model.parameters()).detach().double()
+    assert info.status == "minimum_norm"
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    assert float((taken - expected).norm() / expected.norm()) < tolerance
 
 
 @pytest.mark.parametrize(("alpha", "status"), [(2.2, "cholesky"), (1.7, "minimum_norm")])
