@@ -151,6 +151,16 @@ def test_a_grid_of_zeros_is_drawn(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.texts] == ["0", "0"]
 
 
+@pytest.mark.parametrize("loss", [1e-310, 1e308])
+def test_losses_near_the_ends_of_float64_are_drawn(tmp_path: Path, loss: float) -> None:
+    """A colour bar or an axis cannot reach them."""
+    for alpha in (0.1, 1.0):
+        add_cell(tmp_path / "grid" / f"{alpha}", loss, alpha=alpha)
+    drawn(tmp_path / "grid", "fig2c")
+    add_run(tmp_path / "curve", [loss, loss * 1.5])
+    drawn(tmp_path / "curve", "loss")
+
+
 def test_whole_numbers_from_a_command_line_are_the_same_values(tmp_path: Path) -> None:
     """optimizer.lam=1 is the 1.0 of conf/optimizer/ggn.yaml: one cell, one curve."""
     add_cell(tmp_path / "a", 0.2, lam=1, alpha=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from figure_runs import add_curve, add_paper_runs, add_run, dataset_of, write_rows
 from figure_views import drawn, labels, listed, notes, only_set, shown, texts, xy
 
-from gramgn.figures import Drawing, claims_table, figure_sets, house_style, summary_table
+from gramgn.figures import (
+    Drawing,
+    claims_table,
+    figure_sets,
+    house_style,
+    make_figures,
+    read_runs,
+    summary_table,
+)
 from gramgn.records import RunFolder, runs, write_results
 
 RSNA = dataset_of("rsna", "synthetic", "months")
@@ -305,14 +314,33 @@ def test_a_loss_of_zero_is_marked_on_the_lower_end(tmp_path: Path) -> None:
     assert "no value above zero" in texts(drawn(tmp_path, "fig1b"))
 
 
+def test_a_missing_time_is_that_of_the_epoch_before(tmp_path: Path) -> None:
+    """Not 0, to which the curve would go back."""
+    curve_with(tmp_path, epoch=[1, 2, 3], train_loss=[1.0, 0.5, 0.4], train_s=[1.0, "", 2.0])
+    assert xy(drawn(tmp_path, "fig1a").axes[0]) == [[1.0, 1.0], [1.0, 0.5], [2.0, 0.4]]
+
+
+def test_runs_of_zeros_and_of_nothing_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, loss in enumerate((0.0, math.nan)):
+        source, out = tmp_path / f"{number}", tmp_path / "out"
+        folder = add_run(source, [loss, loss])
+        write_rows(folder, [{"epoch": epoch, "train_s": epoch, "train_loss": loss} for epoch in (1, 2)])
+        assert make_figures(read_runs(source), out) == []
+        assert "not drawn, as no run has a value above zero: Loss: rsna" in capsys.readouterr().err
+
+
 def test_damaged_times_are_reported_and_a_repeated_epoch_counts_once(tmp_path: Path) -> None:
     """F01: left out with a note; if an epoch occurs twice, the last row is used."""
     curve_with(tmp_path / "twice", epoch=[1, 2, 2], train_loss=[1.0, 0.5, 0.4])
     add_curve(tmp_path / "good", "fig1/afad_sgd_fixup", "sgd", "resnet_fixup", 0, 2, AFAD)
     back = curve_with(tmp_path / "back", epoch=[1, 2], train_loss=[1.0, 0.5], train_s=[5.0, 4.0])
+    early = curve_with(tmp_path / "early", epoch=[1, 2], train_loss=[1.0, 0.5], train_s=[-1.0, 4.0])
     unnamed = add_run(tmp_path / "unnamed", [0.5, 0.4], dataset={"kind": None})
     lines = "\n".join(notes(tmp_path))
     assert f"{back.path.relative_to(tmp_path)}: its training time goes backwards" in lines
+    assert f"{early.path.relative_to(tmp_path)}: a training time is negative or infinite" in lines
     assert f"{unnamed.path.name}: its record does not say whether its data is real or synthetic" in lines
     figure = drawn(tmp_path, "fig1b")
     assert labels(figure) == ["SGD on ResNetFixup", "SGD on ResNetBN"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -138,11 +139,21 @@ def test_damaged_runs_are_named_and_left_out(tmp_path: Path) -> None:
     with add(tmp_path / "c", [0.5]).metrics_csv.open("a") as file:
         file.write("2,0.1")
     add(tmp_path / "d", [0.5]).update_run(starts=[1])
+    for name, at in (("e", 0), ("f", -1)):
+        folder = add(tmp_path / name, [0.5])
+        pipe = (folder.run_json, folder.metrics_csv)[at]
+        pipe.unlink()
+        os.mkfifo(pipe)  # reading it would never end
+    twice = add(tmp_path / "g", [0.5])
+    twice.metrics_csv.write_text("epoch,train_loss,train_loss\n1,5,6\n")
     said: list[str] = []
     assert list(runs(tmp_path, report=said.append)["run"]) == ["a"]
     assert "run.json is damaged" in said[0]
     assert "line 3 is damaged" in said[1]
     assert "its entry 'starts' holds '1', not a mapping" in said[2]
+    assert "run.json: not a regular file" in said[3]
+    assert "metrics.csv: not a regular file" in said[4]
+    assert "has a column twice" in said[5]
 
 
 def test_a_missing_folder_holds_no_runs(tmp_path: Path) -> None:

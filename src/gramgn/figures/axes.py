@@ -22,6 +22,10 @@ _NAMES = {
 }
 
 
+# What is beyond is marked at the ends: an axis cannot have ends near those of float64.
+SMALLEST, LARGEST = 1e-100, 1e100
+
+
 @dataclass(frozen=True)
 class ValueScale:
     """The vertical axis of a row of panels.
@@ -42,8 +46,8 @@ class ValueScale:
         """Set up the panels of a row, the leftmost with the label."""
         panels[0].set_ylabel(self.label)
         for axes in panels:
+            axes.set_ylim(self.low, self.high)  # first: a change of scale looks at the data otherwise
             axes.set_yscale("log", nonpositive="mask")
-            axes.set_ylim(self.low, self.high)
             steps = _tick_steps(math.log10(self.high / self.low))
             axes.yaxis.set_major_locator(LogLocator(10, subs=steps, numticks=12))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -114,6 +118,7 @@ def value_scale(comparison: Comparison, column: str) -> ValueScale | None:
     # A standardised loss of 30 is thirty times that of predicting the mean: overshoot, not learning.
     ceiling = 30.0 if is_relative else 10.0 * float(starts.min())
     low, high = float(values.min()) / 1.2, float(values.max()) * 1.2
+    low, high = min(max(low, SMALLEST), LARGEST), min(max(high, 1.44 * SMALLEST), 1.44 * LARGEST)
     if low < ceiling < high:
         high = ceiling
     if is_relative and 1.0 < high < 1.6:

@@ -71,7 +71,10 @@ def make_figures(shown: Shown, out: Path, *, report: Callable[[str], None] = say
         ) from error
     written: list[Path] = []
     for drawing in drawings(shown, report=report):
-        for extension, content in drawing.render(*FORMATS).items():
+        rendered = drawing.render(*FORMATS)
+        if not rendered:
+            report(f"not drawn, as no run has a value above zero: {drawing.title}")
+        for extension, content in rendered.items():
             path = out / f"{drawing.stem}.{extension}"
             write_atomic(path, content)
             written.append(path)

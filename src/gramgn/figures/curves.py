@@ -129,7 +129,7 @@ def seed_points(rows: pd.DataFrame, column: str) -> pd.DataFrame:
     rows = rows[rows.epoch.notna()]
     values = rows.pivot(index="epoch", columns="run", values=column).astype(float)
     values = values.where(np.isfinite(values))
-    seconds = rows.pivot(index="epoch", columns="run", values="train_s").fillna(0.0)
+    seconds = rows.pivot(index="epoch", columns="run", values="train_s").ffill().fillna(0.0)
     points = pd.DataFrame(
         {
             "train_s": seconds.median(axis=1),

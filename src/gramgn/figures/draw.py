@@ -241,7 +241,8 @@ def _marks(comparison: Comparison, columns: Sequence[str]) -> list[str]:
         for column, _, curve in shown
         for points in (curve.points(column), *(seed_points(rows, column) for rows in curve.diverged))
     ]
-    return [*notes, "▼: zero"] if any((values <= 0).any() for values in lines) else notes
+    below = "▼: zero or less" if any((values < 0).any() for values in lines) else "▼: zero"
+    return [*notes, below] if any((values <= 0).any() for values in lines) else notes
 
 
 def _add_texts(figure: Figure, comparison: Comparison, columns: Sequence[str]) -> None:

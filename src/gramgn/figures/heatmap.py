@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from gramgn.figures.axes import LARGEST, SMALLEST
 from gramgn.figures.curves import device_name, is_standardized, unit_of
 from gramgn.figures.grid import EPOCH, Grid, GridCell
 from gramgn.figures.style import explain
@@ -122,7 +123,8 @@ def _norm(grid: Grid) -> LogNorm:
     losses = [cell.loss for cell in grid.cells.values() if cell.loss is not None and cell.loss > 0]
     low, high = (min(losses), max(losses)) if losses else (1.0, 1.0)
     ceiling = 30.0 if is_standardized(grid.rows) else 1e3 * low
-    high = max(min(high, ceiling), 1.2 * low)
+    low = min(max(low, SMALLEST), LARGEST)
+    high = min(max(min(high, ceiling), 1.2 * low), 1.2 * LARGEST)
     return LogNorm(low, high, clip=True)
 
 

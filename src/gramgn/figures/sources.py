@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,8 +155,11 @@ def _fault(rows: pd.DataFrame) -> str | None:
     if first.kind not in ("real", "synthetic"):
         return "its record does not say whether its data is real or synthetic"
     rows = rows[rows.epoch.notna()]
-    if (rows.train_s.dropna().diff() < 0).any():
+    times = rows.train_s.dropna()
+    if (times.diff() < 0).any():
         return "its training time goes backwards"
+    if not times.between(0, sys.float_info.max).all():
+        return "a training time is negative or infinite"
     if first.state == "done":
         if not len(rows):
             return "its metrics have no epoch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -48,6 +49,17 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     with atomic_file(path) as temporary:
         temporary.write_bytes(data)
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: It cannot be read, or is something else, such as a named pipe, which would be read forever.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.read_bytes()
 
 
 def _sync(path: Path) -> None:

@@ -122,6 +122,8 @@ def parse_metrics(text: str, source: str) -> list[Row]:
             f"{source} is not a metrics file of this program: its first line has {unknown[:3] or names[:3]}; "
             f"the columns are {', '.join(METRIC_COLUMNS[:5])}, ..."
         )
+    if len(set(names)) < len(names):
+        raise InputError(f"{source} has a column twice in its first line, so that its values are not known")
     rows: list[Row] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
@@ -141,7 +143,7 @@ def _parse_line(line: str, names: list[str]) -> Row:
     for name, cell in zip(names, cells, strict=True):
         if cell:
             row[name] = int(cell) if name in INTEGER_COLUMNS else float(cell)
-    if row["epoch"] is None:
+    if row["epoch"] is None or row["epoch"] < 0:
         raise ValueError("no epoch")
     return row
 

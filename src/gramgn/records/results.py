@@ -18,7 +18,7 @@ from gramgn.records.columns import (
     THEORY_COLUMNS,
     TRAINING_COLUMNS,
 )
-from gramgn.records.files import write_atomic
+from gramgn.records.files import read_regular, write_atomic
 from gramgn.records.schema import STATES, WAITING
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
 
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
         if not text.endswith("\n"):
             raise InputError(f"{path} is cut in mid-line; export it again with scripts/export_results.py")
         cells = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig")

@@ -12,7 +12,7 @@ from typing import Any
 
 from gramgn.errors import InputError
 from gramgn.locks import is_locked, locked
-from gramgn.records.files import write_atomic
+from gramgn.records.files import read_regular, write_atomic
 from gramgn.records.metrics import Row, columns_for, format_row, parse_metrics
 from gramgn.records.schema import FORMAT, STATES, check_record
 
@@ -135,7 +135,7 @@ class RunFolder:
             InputError: The file is missing, damaged, or of a format that this version does not know.
         """
         try:
-            run = json.loads(self.run_json.read_text(encoding="utf-8"))
+            run = json.loads(read_regular(self.run_json))
         except OSError as error:
             raise InputError(f"cannot read {self.run_json}: {error.strerror or error}") from error
         except ValueError as error:
@@ -198,7 +198,7 @@ class RunFolder:
 
     def _metrics_text(self) -> str:
         try:
-            return self.metrics_csv.read_bytes().decode("utf-8", errors="replace")
+            return read_regular(self.metrics_csv).decode("utf-8", errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as error:
