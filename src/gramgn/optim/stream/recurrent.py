@@ -480,7 +480,13 @@ def _of_one_sample(module: nn.RNNBase | RNNCellBase, forward: Callable[..., Any]
         elif hx is None:
             h = zero.expand(*x.shape[:-1], module.hidden_size)
             hx = (h, h) if isinstance(module, nn.LSTMCell) else h
-        return forward(x + zero, pytree.tree_map(lambda state: state + zero, hx))
+        # torch.func has no rule for oneDNN's layer, which it would run sample by sample.
+        enabled = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            return forward(x + zero, pytree.tree_map(lambda state: state + zero, hx))
+        finally:
+            torch._C._set_mkldnn_enabled(enabled)
 
     return run
 
