@@ -33,7 +33,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
 @pytest.fixture(scope="module")
 def faces(house: House) -> Path:
     """Return a run on colour faces, four epochs long, of a network that behaves otherwise while it trains."""
-    return train(house, "dataset=afad", "model=resnet_bn", *SMALL_NET[1:], "trainer.epochs=4")
+    return train(
+        house,
+        "dataset=afad",
+        "model=resnet_bn",
+        *SMALL_NET[1:],
+        "trainer.epochs=4",
+        "trainer.average_decay=0.7",
+    )
 
 
 def predictions(path: Path) -> list[dict[str, str]]:
@@ -208,6 +215,15 @@ def test_each_checkpoint_has_its_own_numbers(
             assert result["recorded"] == [float(row[f"{split}_loss"]), float(row[f"{split}_mae"])]
             assert result["epoch"] == epoch
     assert evaluated(house, faces, capsys, "split=train")["n"] > 30
+    average = evaluated(house, faces, capsys, "checkpoint=average")
+    assert average["loss"] == average["recorded"][0] == float(row["average_test_loss"])
+    assert average["loss"] != float(row["test_loss"])
+
+
+def test_a_run_without_averaged_weights(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(house, "dataset=rsna", *SMALL_NET, "trainer.epochs=1")
+    assert tool(house, "evaluate", f"run={run}", "checkpoint=average") == 2
+    assert "kept no averaged weights (trainer.average_decay was null)" in capsys.readouterr().err
 
 
 def test_unreadable_images_have_a_row_and_a_line(

@@ -237,6 +237,15 @@ def test_results_files_are_byte_stable(repository: Path, tmp_path: Path, name: s
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
+def test_a_schedule_has_columns_in_files_that_need_them(tmp_path: Path) -> None:
+    table = grid(tmp_path / "runs", {(1.0, 0.1): [0.5]})
+    for shape, expected in (("constant", False), ("linear", True)):
+        write_results(table.assign(schedule=shape, average_val_loss=math.nan), tmp_path / "results.csv")
+        again = runs(tmp_path / "results.csv")
+        assert ("schedule" in (tmp_path / "results.csv").read_text().splitlines()[0].split(",")) == expected
+        assert set(again["schedule"].dropna()) == ({shape} if expected else set())
+
+
 def test_runs_and_their_csv_give_the_same_answers(tmp_path: Path) -> None:
     table = grid(tmp_path / "runs", {(1.0, 0.1): [1 / 3, 0.1], (2.0, 0.1): [math.nan]})
     write_results(table, tmp_path / "results.csv")
