@@ -89,6 +89,22 @@ CASES = {
         ["optimizer.lam=0.1", "optimizer.lam=1"],
         ["optimizer.lam is given twice: optimizer.lam=0.1 and optimizer.lam=1"],
     ),
+    "an unknown schedule": (["schedule=step"], ["schedule", "one_cycle"]),
+    "a wrong key of a schedule": (["+schedule.warmups=1"], ["'schedule.warmups'", "did you mean 'warmup'"]),
+    "no schedule": (["schedule=null"], ["schedule must not be removed. Choices: constant, cosine"]),
+    "alpha changed by two": (
+        ["optimizer=ggn_lm", "schedule=linear", "schedule.alpha=3"],
+        ["schedule.alpha=3", "adaptive_damping changes alpha already"],
+    ),
+    "momentum where there is none": (
+        ["optimizer=adamw", "schedule=linear", "schedule.momentum=0.9"],
+        ["AdamW has no momentum"],
+    ),
+    "an augmentation that makes labels wrong": (
+        ["augment=crop_flip"],
+        ["augment.crop", "keeps its labels under flip only"],
+    ),
+    "a bad average": (["trainer.average_decay=1"], ["trainer.average_decay=1 must be"]),
     "a bad seed": (["seed=-1"], ["seed=-1", "from 0 to 2^63"]),
     "a bad device": (["trainer.device=tpu"], ["trainer.device='tpu'", "auto, cpu, cuda"]),
     "missing values": (["dataset.seed=???", "model.dropout=???"], ["dataset.seed, model.dropout"]),

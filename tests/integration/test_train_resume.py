@@ -154,6 +154,32 @@ def test_only_what_may_change_can_be_given(
     assert house.files() == before
 
 
+def test_a_schedule_fixes_the_length(call: Call, house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is left of lr at its end."""
+    assert call(*SMALL, "schedule=linear") == 0
+    (folder,) = house.runs()
+    before = house.files()
+    assert call(f"resume={folder}", "trainer.epochs=5") == 2
+    assert "stretched over its 2 epochs" in capsys.readouterr().err
+    assert house.files() == before
+    assert [float(row["lr"]) for row in read_rows(folder)] == pytest.approx([0.75, 0.25])
+
+
+def test_a_run_of_a_version_without_schedules_resumes(call: Call, house: House) -> None:
+    """Its records lack the sections; its checkpoints still belong to it, and it ends the same."""
+    options = (*SMALL, "optimizer=ggn")
+    assert call(*options, "trainer.epochs=3") == 0
+    assert call(*options, "trainer.epochs=1") == 0
+    whole, part = house.runs()
+    run = read_run(part)
+    for section in ("schedule", "augment"):
+        del run["config"][section]
+    del run["config"]["trainer"]["average_decay"]
+    (part / "run.json").write_text(json.dumps(run))
+    assert call(f"resume={part}", "trainer.epochs=3") == 0
+    assert_same_run(whole, part)
+
+
 @pytest.mark.parametrize("name", ["nowhere", "data"])
 def test_a_folder_that_is_no_run(
     call: Call, house: House, capsys: pytest.CaptureFixture[str], name: str

@@ -16,7 +16,7 @@ from gramgn.records import override_key, path_override
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException)
 # Names that other packages use for keys of this one.
-NEEDED_GROUPS = ("dataset", "model", "optimizer", "trainer", "tracking")
+NEEDED_GROUPS = ("dataset", "model", "optimizer", "trainer", "schedule", "augment", "tracking")
 HYDRA_KEYS = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.launcher.n_jobs", "hydra.launcher.threads_per_job"),
     *("hydra.launcher.gpus", "hydra.sweeper.params", "hydra.sweeper.points", "hydra.sweeper.extend"),
