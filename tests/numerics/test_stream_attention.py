@@ -10,9 +10,10 @@ import torch
 from cases import Problem, flattened
 from test_optim_engines import assert_right
 from torch import Tensor, nn
+from torch.func import grad
 from torch.nn import functional
 
-from gramgn import GramGaussNewton
+from gramgn import GramGaussNewton, Term
 from gramgn.optim import Rows, Stream, Vmap
 
 B, T, E = 3, 4, 6
@@ -176,3 +177,15 @@ def test_dropout_inside_attention_draws_the_masks_of_an_ordinary_pass() -> None:
     assert torch.allclose(
         flattened(model.parameters()), flattened(by_rows.parameters()), rtol=1e-9, atol=1e-12
     )
+
+
+def test_a_term_differentiates_attention_twice() -> None:
+    """Fused attention has no second derivatives and no rule for samples: neither an error nor a warning."""
+    torch.manual_seed(0)
+    model = Written(fused=True).double()
+    x = torch.randn(B, T, E, dtype=torch.float64)
+    before = flattened(model.parameters()).detach().clone()
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3)
+    info = optimizer.step(terms=Term(lambda u, x: grad(lambda x: u(x[None]).sum())(x).square().sum(), x))
+    assert info.loss > 0
+    assert not torch.equal(flattened(model.parameters()), before)

@@ -26,6 +26,7 @@ from gramgn.optim.gram import Engine
 from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import Reading, SquaredError, mean_square
 from gramgn.optim.runtime import (
+    attention_by_products,
     float64_home,
     full_precision_products,
     jacobian_eps,
@@ -246,7 +247,8 @@ class Objective:
                 if self.samplewise:
                     parts.append(torch.stack([one(*sample) for sample in zip(*chunk, strict=True)]))
                 else:
-                    parts.append(vmap(one, randomness="different")(*chunk))
+                    with attention_by_products():
+                        parts.append(vmap(one, randomness="different")(*chunk))
             found.append(torch.cat(parts))
         return self._stacked(found)
 
@@ -327,7 +329,8 @@ class Objective:
 
                 return _by_transforms(residuals, {name: given[name] for name in own})
 
-            r, blocks = vmap(of_one, randomness="different")(*chunk)
+            with attention_by_products():
+                r, blocks = vmap(of_one, randomness="different")(*chunk)
             if r.requires_grad:
                 raise ValueError(
                     f"term {term.name!r} depends on tensors that require gradients and are not parameters of the "
