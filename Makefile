@@ -121,7 +121,7 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|desk|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper for one part (11 hours in all)
+evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper for one part (10 hours in all)
 	@$(BIN)/python scripts/evidence.py $(if $(BLOCK),--block $(BLOCK)) $(OVERRIDES)
 
 theory: $(KERNELS) ## watch the paper's two theorems and its cost analysis (under 10 minutes)

@@ -2,7 +2,8 @@
 
 python scripts/evidence.py --list               # the blocks, their numbers of runs and how many are missing
 python scripts/evidence.py --block tune         # one block
-python scripts/evidence.py                      # all of them: about 11 hours on two idle cores
+python scripts/evidence.py                      # all of them: about 10 hours on two idle cores
+python scripts/evidence.py --targets            # epochs and seconds to the strongest baseline's losses
 
 A block is written to outputs/results/evidence_<block>.csv, also when it is stopped. Runs that are in that file already
 are not repeated, so that a block continues on any machine. Real images lie in data/raw/rotation (one .npz file) and
@@ -27,7 +28,7 @@ from omegaconf import OmegaConf  # noqa: E402
 from gramgn.app import train_command  # noqa: E402
 from gramgn.errors import InputError, counted  # noqa: E402
 from gramgn.progress import say  # noqa: E402
-from gramgn.records import identifying, runs, short_hash, write_results  # noqa: E402
+from gramgn.records import final_loss, identifying, runs, short_hash, time_to_target, write_results  # noqa: E402
 
 SWEEPS, RESULTS = ROOT / "outputs" / "sweeps", ROOT / "outputs" / "results"
 REAL, SYNTHETIC = ("rotation", "retinamnist"), ("rsna_synthetic", "afad_synthetic")
@@ -92,9 +93,8 @@ def results(block: str) -> dict[str, float]:
 @cache
 def read(path: Path, mtime_ns: int) -> dict[str, float]:
     """Return the content of a results file as `results` does; `mtime_ns` tells one content from another."""
-    last = runs(path).groupby("run").tail(1)
-    losses = last["val_loss"].where(last["state"] == "done", math.inf).fillna(math.inf)
-    return dict(zip(last["run"].str.rpartition("-")[2], losses, strict=True))
+    ends = final_loss(runs(path), column="val_loss")
+    return {run.rpartition("-")[2]: loss for run, loss in zip(ends["run"], ends["loss"], strict=True)}
 
 
 def ranked(dataset: str, method: str, epochs: int) -> list[tuple[float, str]]:
@@ -192,12 +192,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--block", choices=tuple(BLOCKS), help="one block (default: all, in this order)")
     parser.add_argument("--list", action="store_true", help="print the runs, run nothing")
+    parser.add_argument("--targets", action="store_true", help="print the times to target of final and desk")
     parser.add_argument("overrides", nargs="*", help="key=value for every run that changes no result")
     given = parser.parse_intermixed_args(arguments)
     blocks = [given.block] if given.block else list(BLOCKS)
     try:
         for block in blocks:
-            if given.list:
+            if given.targets:
+                show_targets(block)
+            elif given.list:
                 show(block)
             elif code := run(block, given.overrides):
                 return code
@@ -205,6 +208,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def show_targets(block: str) -> None:
+    """Print how long each method takes to the losses of the strongest baseline, if the block is one of those."""
+    path = RESULTS / f"evidence_{block}.csv"
+    if block not in ("final", "desk") or not path.is_file():
+        return
+    ours = OURS.replace("-", " on ")
+    for dataset, table in runs(path).groupby("dataset"):
+        for column in ("val_loss", "train_loss"):
+            found = time_to_target(table, ours=ours, column=column)
+            print(f"{block}, {dataset}: to a {column} of {found.attrs['target']:.4g}")
+            print(found.to_string(float_format="{:.3g}".format) + "\n")
 
 
 def show(block: str) -> None:

@@ -51,7 +51,7 @@ class Trainer:
             self.jobs.append(job)
             folder = self.evidence.SWEEPS / sweep / gramgn.app.job_name([*job, "tracking=none"], (), {})
             run = RunFolder.create(folder)
-            run.write_run({"state": "done"})
+            run.write_run({"state": "done", "config": {"trainer": {"epochs": 1}}})
             run.append_metrics({"epoch": 1, "val_loss": self.loss(job), "test_loss": 0.123})
         return 0
 

@@ -28,6 +28,7 @@ from gramgn.records import (
     runs,
     same_setting,
     settings,
+    time_to_target,
     write_results,
 )
 
@@ -235,6 +236,32 @@ def test_results_files_are_byte_stable(repository: Path, tmp_path: Path, name: s
     pd.testing.assert_frame_equal(again[columns], table[columns], check_exact=True)
     write_results(again, tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_time_to_target() -> None:
+    """Medians over seeds at the end of each length; a method that never arrives has no time."""
+    losses = {
+        ("sgd", 3): (0.9, 0.9, 0.2),
+        ("sgd", 9): (0.5, 0.6, 0.4),
+        ("adamw", 3): (0.8, 0.8, 0.8),
+        ("adamw", 9): (0.7, 0.7, 0.7),
+        ("ggn", 3): (0.5, 0.4, math.inf),
+        ("ggn", 9): (0.3, 0.3, 0.3),
+    }
+    rows = [
+        {"run": f"{name}{length}{seed}", "seed": seed, "optimizer": name, "model": "net", "epochs": length}
+        | {"epoch": length, "val_loss": loss, "train_loss": 1 - loss, "train_s": 10.0 * length}
+        | {"state": "diverged" if loss == math.inf else "done", "source": "x"}
+        for (name, length), values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    table = pd.DataFrame(rows).reindex(columns=runs("nowhere").columns)
+    found = time_to_target(table, ours="ggn on net")
+    assert found.attrs["target"] == 0.5
+    assert found.loc["ggn on net"].tolist() == [3, 30, pytest.approx(1 / 3), pytest.approx(1 / 3)]
+    assert found.loc["sgd on net"].tolist() == [9, 90, 1, 1]
+    assert found.loc["adamw on net"].isna().all()
+    assert time_to_target(table, ours="ggn on net", column="train_loss").loc["adamw on net", "epochs"] == 3
 
 
 def test_a_schedule_has_columns_in_files_that_need_them(tmp_path: Path) -> None:

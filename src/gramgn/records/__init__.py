@@ -45,6 +45,7 @@ from gramgn.records.queries import (
     loss_grid,
     newest,
     same_setting,
+    time_to_target,
 )
 from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
@@ -103,6 +104,7 @@ __all__ = [
     "settings",
     "short_hash",
     "start_record",
+    "time_to_target",
     "varying",
     "versions",
     "with_added",

@@ -82,6 +82,36 @@ def best_alphas(
     return best.reindex(sorted(cells["lam"].dropna().unique()))
 
 
+def time_to_target(table: pd.DataFrame, *, ours: str, column: str = "val_loss") -> pd.DataFrame:
+    """Return, per method, the shortest training that ends at the loss of the strongest baseline or below.
+
+    A method is an optimizer on a network, e.g. `"sgd on resnet_bn"`; all its runs of one length have the same settings.
+    The strongest baseline is the method with the lowest validation loss at the end of any one length, median over
+    seeds; its median loss there is the target. See `docs/protocol.md`.
+
+    Args:
+        table: Rows of `runs`, on one data set and at one scale.
+        ours: The method that is no baseline.
+        column: The loss to reach, `"val_loss"` or `"train_loss"`.
+
+    Returns:
+        Index `method`; columns `epochs`, `train_s` (median, seconds) and their ratios to the strongest baseline's own,
+        `epochs_ratio` and `train_s_ratio`; NaN where the target is not reached. `attrs["target"]` is the target.
+    """
+    ends = final_loss(table, column=column)
+    for name in ("val_loss", "train_s"):
+        ends[name] = final_loss(table, column=name)["loss"]
+    ends["method"] = ends["optimizer"] + " on " + ends["model"]
+    at_end = ends.groupby(["method", "epochs"])[["loss", "val_loss", "train_s"]].median().reset_index()
+    strongest = at_end[at_end["method"] != ours].sort_values("val_loss", kind="stable").iloc[0]
+    reached = at_end[at_end["loss"] <= strongest["loss"]].drop_duplicates("method").set_index("method")
+    found = reached[["epochs", "train_s"]].astype("float64").reindex(at_end["method"].unique())
+    ratios = (found / found.loc[strongest["method"]]).add_suffix("_ratio")
+    found = found.join(ratios).rename_axis("method")
+    found.attrs["target"] = float(strongest["loss"])
+    return found
+
+
 def same_setting(table: pd.DataFrame, *without: str) -> pd.Series[str]:
     """Return a text per row that is equal for runs of the same setting, whatever their seeds.
 
