@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 from torchvision.models.resnet import BasicBlock
 
 from gramgn.models import ResNetBN, ResNetFixup, ResNetGN
@@ -456,6 +457,123 @@ class Cells(nn.Module):
         return self.last(states[0]) + self.last(states[1]).sin()
 
 
+class ImageTokens(nn.Module):
+    """A class token, a table of positions, layer scale and learned temperature, as in a vision transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.positions = nn.Parameter(torch.randn(1, 1, 4)), nn.Embedding(6, 4)
+        self.mixed, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+        self.temperature, self.last = nn.Parameter(torch.tensor(0.3)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        x = x + self.positions(torch.arange(x.shape[1]))
+        weights = (x @ x.mT / self.temperature.exp()).softmax(dim=-1)
+        return self.last((x + self.scale * torch.tanh(self.mixed(weights @ x)))[:, 0])
+
+
+class LearnedQueries(nn.Module):
+    """Queries that are parameters, normalised without a sample, attend to the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.norm = nn.Parameter(torch.randn(1, 2, 4)), nn.LayerNorm(4)
+        self.attention, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries = self.norm(self.queries).expand(len(x), -1, -1)
+        return self.last(self.attention(queries, x, x, need_weights=False)[0].tanh().mean(dim=1))
+
+
+class Operator(nn.Module):
+    """A trunk that is called on points which all samples share, multiplied by a branch, as in a DeepONet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        self.trunk = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 3), nn.Tanh())
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.register_buffer("points", torch.linspace(-1, 1, 4)[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("bp,kp->bk", self.branch(x), self.trunk(self.points)) + self.bias
+
+
+class FoldedTime(nn.Module):
+    """Times of all samples as one batch, in both orders, in front of layers that know of no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 2, 2), nn.GroupNorm(1, 2)
+        self.first, self.last = nn.Linear(8, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, times = x.shape[:2]
+        x = torch.tanh(self.norm(self.conv(x.flatten(0, 1)))).view(b, times, 8)
+        x = torch.tanh(self.first(x.transpose(0, 1).reshape(times * b, 8)))
+        return self.last(x.view(times, b, 4).mean(dim=0))
+
+
+class TimeFirst(nn.Module):
+    """Samples in the second dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0)
+        self.embedding, self.last = nn.Embedding(7, 4), nn.Linear(4, 1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.layer(self.embedding(tokens.T))).sum(dim=(0, 2))
+
+
+class DecomposedWeight(nn.Module):
+    """A weight of a learned length in each row and a low-rank change, as in DoRA, with as many rows as samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.length = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.ones(4, 1))
+        self.left, self.right = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 5))
+        self.gains, self.slope = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(4))
+        self.register_buffer("mask", torch.eye(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight + self.left @ self.right
+        weight = self.length * weight / weight.norm(dim=1, keepdim=True) + self.gains * self.mask
+        return nn.functional.prelu(nn.functional.linear(x, weight), 2 * self.slope).sum(dim=1)
+
+
+class Bags(nn.Module):
+    """Tables whose entries are summed, averaged and compared in bags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.EmbeddingBag(7, 4, mode=mode) for mode in ("sum", "mean", "max"))
+        self.last = nn.Linear(4, 2)
+        self.register_buffer("weights", torch.rand(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        first, second, third = self.tables
+        x = first(tokens, per_sample_weights=self.weights.expand(len(tokens), -1))
+        starts = torch.arange(0, tokens.numel(), tokens.shape[1])
+        return self.last(torch.tanh(x + second(tokens.flatten(), starts) + third(tokens)))
+
+
+class Recomputed(nn.Module):
+    """Layers and parameters under checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(5, 5), nn.Linear(5, 1)
+        self.factor, self.divisor, self.scale = (nn.Parameter(torch.ones(n)) for n in (5, 5, 1))
+
+    def inside(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x * self.factor) / self.divisor) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(checkpoint(self.inside, x, use_reentrant=False))
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
@@ -561,6 +679,15 @@ CASES = (
     ),
     Case("cells", Cells, sequences()),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
+    Case("image_tokens", ImageTokens, lambda: (torch.randn(3, 3, 4, dtype=torch.float64),)),
+    Case("image_tokens_one_sample", ImageTokens, lambda: (torch.randn(1, 3, 4, dtype=torch.float64),)),
+    Case("learned_queries", LearnedQueries, lambda: (torch.randn(2, 3, 4, dtype=torch.float64),)),
+    Case("operator", Operator, vectors(b=4)),
+    Case("folded_time", FoldedTime, lambda: (torch.randn(3, 3, 1, 3, 3, dtype=torch.float64),)),
+    Case("time_first", TimeFirst, lambda: (torch.randint(0, 7, (3, 3)),)),
+    Case("decomposed_weight", DecomposedWeight, vectors(b=4)),
+    Case("bags", Bags, lambda: (torch.randint(0, 7, (3, 3)),), vmap=False),
+    Case("recomputed", Recomputed, vectors(b=5), vmap=False),
 )
 VMAP_CASES = tuple(case for case in CASES if case.vmap)
 CASES_BY_NAME = {case.name: case for case in CASES}

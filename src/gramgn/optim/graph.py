@@ -66,7 +66,7 @@ class LoopEngine(Engine):
         check = self._verifier.begin((modes, tuple(trained.params)), trained.params)
         if check is not None and check.due:
             for original, batch in calls:
-                check_samples_apart(model, original, batch, num_samples)
+                check_samples_apart(model, original, batch, num_samples, trained.params)
         blocks = self._blocks(rows, tensors)
         by_name = {name: block.unsqueeze(1) for name, block in zip(trained.params, blocks, strict=True)}
         if check is not None and check.is_needed(by_name):

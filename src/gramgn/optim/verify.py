@@ -272,49 +272,58 @@ def verify(
                 return
 
 
-def check_samples_apart(model: nn.Module, original: Forward, batch: Batch, num_samples: int) -> None:
-    """Reject a call whose outputs for some samples depend on the other samples of the batch, in any engine.
+def check_samples_apart(
+    model: nn.Module, original: Forward, batch: Batch, num_samples: int, params: Mapping[str, Tensor]
+) -> None:
+    """Reject a call whose outputs for some samples change with the other samples of the batch, in any engine.
 
-    Both halves of the batch are run by themselves. A call that does not return one entry per sample, or whose halves
-    cannot be run, shows nothing.
+    Each half of the batch is run with one of its samples in all places of the other half. A call that does not return
+    one entry per sample shows nothing.
     """
     b = batch.size
     if b != num_samples or b < 2:
         return
     state = Snapshot(model, next(model.parameters()).device)
+    first, second = slice(0, b // 2), slice(b // 2, b)
 
-    def run(samples: slice, tensors: Sequence[int]) -> list[Tensor]:
+    def run(tensors: Sequence[int], replaced: slice = second, by: int = 0) -> list[Tensor]:
         state.restore()
         leaves = list(batch.copy().leaves)
         for number in tensors:
-            leaves[number] = leaves[number][samples]
+            leaves[number][replaced] = leaves[number][by].clone()
         args, kwargs = batch.build(leaves)
-        with (
-            full_precision(),
-            attention_by_products(),
-            ConstantRandomNumbers(CONSTANTS[0]),
-            torch.enable_grad(),
-        ):
-            return [tensor.detach() for tensor in tensors_in(original(*args, **kwargs))]
+        returned = tensors_in(original(*args, **kwargs))
+        return [tensor.detach() for tensor in returned if tensor.is_floating_point()]
 
     def agrees(tensors: Sequence[int]) -> bool:
-        for half in (slice(0, b // 2), slice(b // 2, b)):
-            for part, of_all in zip(run(half, tensors), whole, strict=True):
-                if not of_all.is_floating_point() or len(of_all) != b or part.shape != of_all[half].shape:
-                    continue
-                if not _equal(part, of_all[half], torch.finfo(part.dtype).eps):
-                    return False
+        for kept, replaced, by in ((first, second, 0), (second, first, -1)):
+            for part, of_all in zip(run(tensors, replaced, by), whole, strict=True):
+                if of_all.ndim and len(of_all) == b and part.shape == of_all.shape:
+                    if not _equal(part[kept], of_all[kept], torch.finfo(part.dtype).eps):
+                        return False
         return True
 
     # A tensor that all samples share may have as many entries as the batch.
     batched = [number for number, of_samples in enumerate(batch.batched) if of_samples]
-    with state.kept():
-        try:
-            whole = run(slice(0, b), [])
-            if not agrees(batched) and not agrees(batched[:1]):
-                raise ValueError(_other_outputs(model))
-        except (RuntimeError, IndexError, TypeError):  # of what is no batch
-            return
+    constants, products = ConstantRandomNumbers(CONSTANTS[0]), attention_by_products()
+    with state.kept(), full_precision(), products, constants, without_zeros(params), torch.enable_grad():
+        whole = run([])
+        if not agrees(batched) and not agrees(batched[:1]):
+            raise ValueError(_other_outputs(model))
+
+
+@contextmanager
+def without_zeros(params: Mapping[str, Tensor]) -> Iterator[None]:
+    """Replace zeros in parameters, which hide what is behind them, without a trace in a graph that saved them."""
+    kept = [(param.data, param.detach().clone()) for param in params.values() if bool((param == 0).any())]
+    try:
+        for data, before in kept:
+            other = 0.5 * probe_weights(data.numel(), data.device).view(data.shape).to(data.dtype)
+            data.copy_(torch.where(before == 0, other, before))
+        yield
+    finally:
+        for data, before in kept:
+            data.copy_(before)
 
 
 class ConstantRandomNumbers(TorchDispatchMode):

@@ -47,18 +47,14 @@ class Projections:
 
     Args:
         module: The module.
-        record: Takes a part, its input, its output, and a function that puts the samples of either in front.
+        record: Takes a part, its input and its output.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        record: Callable[[Part, Tensor, Tensor, Callable[[Tensor], Tensor]], None],
-    ) -> None:
+    def __init__(self, module: nn.Module, record: Callable[[Part, Tensor, Tensor], None]) -> None:
         self._params = {
             id(param): (name, param) for name, param in module.named_parameters(remove_duplicate=False)
         }
-        self._record, self._b = record, 1
+        self._record = record
         namespace = {**vars(functional), "linear": self._linear}
         for name in ("_in_projection", "_in_projection_packed"):
             namespace[name] = _moved(getattr(functional, name), namespace)
@@ -68,8 +64,7 @@ class Projections:
         self.forward = _moved(nn.MultiheadAttention.forward, outside).__get__(module)
 
     def _with_biases(self, query: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Stands for `multi_head_attention_forward`, whose query is [T, b, ...] or, without samples, [T, ...]."""
-        self._b = query.shape[1] if query.ndim == 3 else 1
+        """Stands for `multi_head_attention_forward`."""
         biases = (7, 8)
         return self._attention(
             query, *(self._bias(arg) if i in biases else arg for i, arg in enumerate(args, 1)), **kwargs
@@ -78,7 +73,7 @@ class Projections:
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         y = functional.linear(x, weight, bias)
         places = {"weight": self._place(weight)} | ({} if bias is None else {"bias": self._place(bias)})
-        self._record(Part(places), x, y, self._by_sample)
+        self._record(Part(places), x, y)
         return y
 
     def _bias(self, bias: Tensor | None) -> _Bias | None:
@@ -86,7 +81,7 @@ class Projections:
         if bias is None:
             return None
         part = Part({"bias": self._place(bias)})
-        return _Bias(bias, lambda y: self._record(part, y, y, self._by_sample))
+        return _Bias(bias, lambda y: self._record(part, y, y))
 
     def _place(self, tensor: Tensor) -> tuple[str, tuple[int, ...], slice]:
         """Return the parameter of which a tensor is some rows, its shape, and the rows."""
@@ -94,10 +89,6 @@ class Projections:
         name, param = self._params[id(base)]
         start = (tensor.storage_offset() - param.storage_offset()) // param.stride(0)
         return name, tuple(param.shape), slice(start, start + len(tensor))
-
-    def _by_sample(self, tensor: Tensor) -> Tensor:
-        """Return [T, b, ...] or [T b, ...] as [b, T, ...]."""
-        return tensor.reshape(-1, self._b, tensor.shape[-1]).transpose(0, 1)
 
 
 class _Bias:

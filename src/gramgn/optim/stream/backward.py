@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
-from gramgn.optim.runtime import span
+from gramgn.optim.runtime import is_out_of_memory, span
 from gramgn.optim.stream.accumulate import Accumulator
-from gramgn.optim.stream.blocks import (
-    Block,
-    Blocks,
-    Buffers,
-    Memory,
-    as_block,
-    is_cheaper,
-)
-from gramgn.optim.stream.capture import READ_THEIR_CHILDREN, Call, Graph, Owner, Use, read_graph
+from gramgn.optim.stream.axes import PLAIN, Axis
+from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block, is_cheaper
+from gramgn.optim.stream.capture import Call, Graph, Node, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.fallback import (
+from gramgn.optim.stream.fallback import module_gradients, note_missing_rules
+from gramgn.optim.stream.nodes import (
+    BROADCAST,
+    CALLS,
+    ELEMENTWISE,
+    FORMULA,
     elementwise_gradients,
-    is_elementwise,
-    is_of_parameters_alone,
-    module_gradients,
-    warn_once,
+    formula_of,
+    gradients_by_call,
+    gradients_by_calls,
+    is_packed,
+    read_saved,
 )
 from gramgn.optim.stream.products import Products
 from gramgn.optim.stream.recurrent import Pull
 from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block
+from gramgn.optim.stream.samples import Entry, Results
 from gramgn.optim.verify import Comparison, Verifier
+
+CALLED = {BROADCAST, CALLS}
+"""Ways for which the node is called."""
+
+
+class Source(NamedTuple):
+    """A node with samples, and its inputs that have none."""
+
+    number: int  # of the node
+    axes: tuple[Axis | None, ...]  # where the samples are in each of its outputs
+    packed: bool  # whether what it saved can be read only once in a pass
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,12 @@ class Plan:
 
     key: list[Any]  # equal in a later step: the same decisions hold
     active: list[frozenset[str]]  # of each call
-    uses: list[int]  # the uses of parameters, by their numbers in the graph, whose own nodes provide blocks
+    axes: list[Axis]  # of each call
+    sources: list[Source]
+    pulled: list[str]  # the parameters from which tables without samples are computed
+    ends: list[int]  # the numbers of nodes with samples from which tables are computed as well
+    may_mix: bool  # whether J may be right although the network mixes samples
+    one: bool  # whether there was one sample, which says nothing about the place of more
     deepest: set[int]  # the numbers of the nodes at which gradients are asked for
     expected: dict[str, int]  # the number of blocks of each parameter
     structure: Any  # identifies the way in which the network was run, but for shapes
@@ -70,21 +90,38 @@ class Memories:
     verifier: Verifier = field(default_factory=Verifier)
     network: Kept[Network] = field(default_factory=Kept)
     warned: set[type] = field(default_factory=set)  # the module types reported as having no rule
+    batches: bool = True  # whether torch.func can batch the backward passes behind tables
 
 
 class Backward:
-    """Turns the calls of one forward pass, which fills `calls`, into J and G."""
+    """Turns the calls of one forward pass, which fills `calls`, into J and G.
+
+    Attributes:
+        may_mix: Whether J may agree with autograd although the network mixes samples.
+    """
 
     def __init__(self, params: Mapping[str, Tensor], memories: Memories) -> None:
         self.params = params
         self.calls: list[Call] = []
+        self.may_mix = False
         self._memories = memories
-        self._uses: list[tuple[str, Use]] = []
+        self._nodes: list[Node] = []  # of the sources
+        self._saved: list[Any] = []  # what has what each of them saved
+        self._tables: dict[tuple[int, int], GradientEdge] = {}
+        self._of_tables: dict[tuple[int, int], Tensor] = {}  # gradients [b, ...] in this pass
+        self._waiting: dict[
+            int, tuple[Tensor | None, ...]
+        ] = {}  # the gradients of sources that are called later
+        self._later = False
         self._inputs: list[GradientEdge | Tensor] = []
+        self._captured: list[
+            int
+        ] = []  # the sources whose gradients the pass returns, after those of the inputs
         self._stash: dict[Call, dict[int, Tensor]] = {}
         self._pulls: dict[Owner, Pull] = {}
         self._output: Tensor | None = None
         self._open = False
+        self._pulling = False
 
     def start(self, output: Tensor, num_samples: int, network: Network) -> None:
         """Read the graph of `output` [b, ...] and decide what provides which block."""
@@ -103,22 +140,25 @@ class Backward:
         graph = read_graph(output, network.names)
         key = self._key(graph)
         plan = network.plan
-        if plan is None or plan.key != key or not self._follow(plan, graph):
-            plan = network.plan = self._decide(graph, key, network.modes)
-        self._plan = plan
-        for call in self.calls:
-            if call.active:
-                self._check_call(call)
-            else:
-                call.release()
-        self._hook_uses()
         nodes = list(graph.nodes)
+        if plan is None or plan.key != key or not self._follow(plan, nodes):
+            plan = network.plan = self._decide(graph, key, network.modes)
+        self._plan, self.may_mix = plan, plan.may_mix
+        self._expected = dict(plan.expected)
+        for call in self.calls:
+            if not call.active:
+                call.release()
+                continue
+            if isinstance(call.owner.rule, CallsRule):
+                call.owner.rule.check(call, self.b)
+                continue
+            for name in (call.owner.params[local] for local in call.active):
+                self._expected[name] += self._num_slices(call) - 1
         deepest = {nodes[number] for number in plan.deepest}
         self._inputs = [
             edge for call in self.calls if call.active for edge in call.edges.values() if edge.node in deepest
         ]
-        # A node with a use has to run, not merely be reached. The summed gradient of a parameter costs little.
-        self._inputs += [self.params[name] for name, use in self._uses if use.node in deepest]
+        self._hook_sources(nodes)
 
     def run(self, slopes: Tensor, sums: Accumulator, first: int = 0, *, keep_graph: bool = False) -> None:
         """Run one backward pass per residual.
@@ -130,9 +170,9 @@ class Backward:
             keep_graph: Whether the graph is still needed afterwards.
         """
         k = slopes.shape[1]
-        self._sums, self._expected = sums, self._plan.expected
+        self._sums = sums
         self._open = True
-        if self._inputs:
+        if self._inputs or self._captured:
             for j in range(k):
                 sums.begin(first, first + self.b, j, self._expected)
                 self._last = j == k - 1
@@ -166,6 +206,17 @@ class Backward:
             call.release()
 
     def _apply_rule(self, call: Call, x: Tensor, grad: Tensor) -> None:
+        rule = call.owner.rule
+        assert isinstance(rule, Rule)
+        if call.axis != PLAIN:
+            x, grad = (call.axis.split(tensor, self.b) for tensor in (x, grad))
+            if not rule.any_places:
+                for x_of_slice, grad_of_slice in zip(x.unbind(1), grad.unbind(1), strict=True):
+                    self._apply(call, x_of_slice, grad_of_slice)
+                return
+        self._apply(call, x, grad)
+
+    def _apply(self, call: Call, x: Tensor, grad: Tensor) -> None:
         module, rule, names = call.owner.module, call.owner.rule, call.owner.params
         assert isinstance(rule, Rule)
         if rule.factors is not None and self._is_factored(call, x):
@@ -180,24 +231,40 @@ class Backward:
         memory = RuleMemory(of_weight, self._memories.conv_paths)
         self._add(names, rule.blocks(module, x, grad, call.active, memory))
 
+    def _num_slices(self, call: Call) -> int:
+        """Return into how many calls a rule takes a call apart: those with one result of each sample."""
+        if not isinstance(call.owner.rule, Rule) or call.owner.rule.any_places:
+            return 1
+        return math.prod(call.axis.sizes(call.shapes[0], self.b) or ())
+
     def _add(self, names: Mapping[str, str], blocks: Blocks) -> None:
         for local, block in blocks.items():
             self._sums.add_block(names[local], block if isinstance(block, Block) else as_block(block))
 
     def _pass(self, slopes: Tensor, *, keep: bool) -> None:
         assert self._output is not None
-        torch.autograd.grad(
+        captured = [GradientEdge(self._nodes[i], 0) for i in self._captured]
+        grads = torch.autograd.grad(
             self._output,
-            self._inputs,  # type: ignore[arg-type]
+            [*self._inputs, *captured],  # type: ignore[arg-type]
             slopes.reshape(self._output.shape).to(self._output.dtype),
-            retain_graph=keep,
+            retain_graph=keep or bool(self._tables) or self._later,
             allow_unused=True,
         )
+        for i, grad in zip(self._captured, grads[len(self._inputs) :], strict=True):
+            self._receive_source(i, (grad,))
+        del grads
+        for i, of_node in self._waiting.items():
+            self._receive_source(i, of_node, later=True)
+        self._waiting.clear()
+        if self._of_tables:
+            with span("gramgn.blocks"):
+                self._pull()
+        again = {call: grads for call, grads in self._stash.items() if call.owner.rule is None}
+        note_missing_rules(again, self._memories.warned)
         with span("gramgn.blocks"):
-            for call, grads in self._stash.items():
-                if call.owner.rule is None:
-                    warn_once(call.owner, self._memories.warned)
-                    self._add(call.owner.params, module_gradients(call, grads))
+            for call, of_call in again.items():
+                self._add(call.owner.params, module_gradients(call, of_call))
             for owner in dict.fromkeys(call.owner for call in self._stash):
                 if isinstance(owner.rule, CallsRule):
                     self._apply_calls_rule(owner, owner.rule)
@@ -236,6 +303,44 @@ class Backward:
                 if factors.bias:
                     sums.add_block(factors.bias, as_block(factors.D[:, 0].sum(dim=1)))
 
+    def _pull(self) -> None:
+        """Turn the gradients of tables into those of the parameters from which they are computed."""
+        edges = [self._tables[table] for table in self._of_tables]
+        names, rows = self._plan.pulled, list(self._of_tables.values())
+        self._of_tables.clear()
+        params = [self.params[name] for name in names]
+
+        def pull(given: Sequence[Tensor], *, batched: bool) -> Sequence[Tensor | None]:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")
+                return torch.autograd.grad(
+                    edges,
+                    params,
+                    given,
+                    retain_graph=True,
+                    allow_unused=True,
+                    is_grads_batched=batched,
+                )
+
+        self._pulling = True
+        try:
+            if self._memories.batches:
+                try:
+                    grads = pull(rows, batched=True)
+                    self._memories.batches = not any(grad is not None and grad.is_sparse for grad in grads)
+                except RuntimeError as error:
+                    if is_out_of_memory(error):
+                        raise
+                    self._memories.batches = False
+            if not self._memories.batches:
+                several = zip(*(pull(row, batched=False) for row in zip(*rows, strict=True)), strict=True)
+                grads = [_stacked(each) for each in several]
+        finally:
+            self._pulling = False
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                self._sums.add_block(name, as_block(grad))
+
     def _key(self, graph: Graph) -> list[Any]:
         """Return what the decisions depend on: the calls, their places in the graph, and the graph itself."""
         start = self.calls[0].first if self.calls else 0
@@ -247,55 +352,65 @@ class Backward:
         key += [use.node._sequence_nr() - start for _, use in graph.uses]
         return key + graph.shape
 
-    def _follow(self, plan: Plan, graph: Graph) -> bool:
+    def _follow(self, plan: Plan, nodes: Sequence[Node]) -> bool:
         """Decide as in an earlier step with the same key. Return whether tensors have shapes that allow it."""
-        self._uses = [graph.uses[number] for number in plan.uses]
-        for call, active in zip(self.calls, plan.active, strict=True):
-            call.active = active
-        return all(is_elementwise(use, self.params[name], self.b) for name, use in self._uses)
+        if plan.one and self.b > 1:
+            return False
+        for call, active, axis in zip(self.calls, plan.active, plan.axes, strict=True):
+            call.active, call.axis = active, axis
+            if not active or isinstance(call.owner.rule, CallsRule):
+                continue
+            if not all(axis.sizes(shape, self.b) for shape in call.shapes):
+                return False
+        return all(
+            axis is None or axis.sizes(output.shape, self.b)
+            for source in plan.sources
+            for axis, output in zip(source.axes, nodes[source.number]._input_metadata, strict=True)
+        )
 
     def _decide(self, graph: Graph, key: list[Any], modes: tuple[bool, ...]) -> Plan:
-        """Assign each use of each parameter to a call or to its own node."""
+        """Assign each use of each parameter to a call, or to the nodes at which it meets samples."""
         if any(node.name() == "CheckpointFunctionBackward" for node in graph.nodes):
             raise ValueError(
                 "re-entrant checkpointing hides layers from the optimizer: pass use_reentrant=False to "
                 "torch.utils.checkpoint"
             )
+        assert self._output is not None
+        for call in self.calls:
+            if call.owner.rule is not None and any(edge.node in graph.nodes for edge in call.edges.values()):
+                call.check_unchanged()
+        results = Results(graph, self._output, self.params, self.b)
         takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in self.params}
         for call in self.calls:
             call.active = frozenset()
-            if any(edge.node in graph.nodes for edge in call.edges.values()):
+            axis = results.of_call(call)
+            if axis is not None:
+                call.axis = axis
                 for local, name in call.owner.params.items():
                     takers[name].append((call, local))
-        numbers: dict[str, list[int]] = {name: [] for name in self.params}
-        for number, (name, _) in enumerate(graph.uses):
-            numbers[name].append(number)
-        kept: list[int] = []
-        for name, of_name in numbers.items():
-            uses = {number: graph.uses[number][1] for number in of_name}
-            # Modules that read their children's parameters may do so with another dimension in front.
-            with_rule = [
-                (call, local)
-                for call, local in takers[name]
-                if call.owner.rule or isinstance(call.owner.module, READ_THEIR_CHILDREN)
-            ]
-            left = _give(uses, with_rule)
-            if all(
-                is_elementwise(use, self.params[name], self.b) and not is_of_parameters_alone(use.node)
-                for use in left.values()
-            ):
-                kept += left
-                continue
-            left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
-            for use in left.values():
-                raise ValueError(
-                    f"parameter '{name}' is used ({use.node.name()}) outside any call of the module that owns "
-                    "it, which engine='stream' would miss. Read parameters in the forward of the module that owns "
-                    "them, or use engine='vmap'"
-                )
-        self._uses = [graph.uses[number] for number in kept]
+        uses: dict[str, list[Use]] = {name: [] for name in self.params}
+        for name, use in graph.uses:
+            uses[name].append(use)
+        sources: dict[Node, dict[Entry, None]] = {}
+        pulled = []
+        for name, of_name in uses.items():
+            left = _give(of_name, [(call, local) for call, local in takers[name] if call.owner.rule])
+            entries = results.entries(name, left)
+            # One sample is a single call of the node.
+            if self.b > 1 and any(entry.way == CALLS and not is_packed(node) for node, entry in entries):
+                left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
+                entries = results.entries(name, left)
+            for node, entry in entries:
+                sources.setdefault(node, {})[entry] = None
+            if any(entry.name is None for _, entry in entries):
+                pulled.append(name)
+        found = [
+            Source(graph.nodes[node], results.of_node(node), is_packed(node), tuple(of_node))
+            for node, of_node in sources.items()
+        ]
         active = [call for call in self.calls if call.active]
-        counts = Counter(name for name, _ in self._uses)
+        counts = Counter(entry.name for source in found for entry in source.entries)
+        counts.update(pulled)
         for call in active:
             if not isinstance(call.owner.rule, CallsRule):
                 counts.update(call.owner.params[local] for local in call.active)
@@ -308,49 +423,95 @@ class Backward:
         }
         counts.update(owner.params[local] for owner, local in together)
         # Autograd is asked only for the gradients at the deepest nodes; hooks see all others on the way there.
-        asked = {edge.node for call in active for edge in call.edges.values()}
-        asked |= {use.node for _, use in self._uses}
+        asked = {edge.node for call in active for edge in call.edges.values()} | set(sources)
         return Plan(
             key=key,
             active=[call.active for call in self.calls],
-            uses=kept,
+            axes=[call.axis for call in self.calls],
+            sources=found,
+            pulled=pulled,
+            ends=results.ends(sources),
+            one=self.b == 1,
+            may_mix=results.shared
+            or any(entry.way != ELEMENTWISE for source in found for entry in source.entries),
             deepest={graph.nodes[node] for node in graph.deepest(asked)},
             expected={name: counts[name] for name in self.params},
             # An operation more or less may mix samples, although the same modules are called.
             structure=(modes, hash(tuple(part.path if isinstance(part, Owner) else part for part in key))),
         )
 
-    def _check_call(self, call: Call) -> None:
-        if isinstance(call.owner.rule, CallsRule):
-            call.owner.rule.check(call, self.b)
-            return
-        if any(not shape or shape[0] != self.b for shape in call.shapes):
-            raise ValueError(
-                f"{call.owner} returned {[list(shape) for shape in call.shapes]} inside a network called with "
-                f"{self.b} samples: engine='stream' needs the samples in the leading dimension of every layer "
-                f"with parameters; use engine='{'rows' if isinstance(call.owner.module, nn.RNNBase) else 'vmap'}'"
-            )
-        if call.owner.rule is None and call.drew_random_numbers:
-            raise ValueError(
-                f"{call.owner} has no rule and draws random numbers, so it can't be called again: "
-                "use engine='vmap'"
-            )
+    def _hook_sources(self, nodes: Sequence[Node]) -> None:
+        """Prepare the nodes with samples for the backward pass."""
+        deepest = {nodes[number] for number in self._plan.deepest}
+        for i, source in enumerate(self._plan.sources):
+            node = nodes[source.number]
+            self._nodes.append(node)
+            ways = {entry.way for entry in source.entries}
+            self._saved.append(read_saved(node) if source.packed and ways - CALLED else node)
+            self._later |= source.packed and not ways.isdisjoint(CALLED)
+            for entry in source.entries:
+                edge: GradientEdge | Tensor
+                if entry.name is None:
+                    number, place = entry.table
+                    edge = self._tables[entry.table] = GradientEdge(nodes[number], place)
+                else:
+                    edge = self.params[entry.name]
+                # A node has to run, not merely be reached. The summed gradient of a parameter costs little.
+                called = entry.way in CALLED and not source.packed
+                if called or (entry.way == ELEMENTWISE and node in deepest):
+                    self._inputs.append(edge)
+            if node in deepest and (ways == {FORMULA} or source.packed):
+                self._captured.append(i)
+            else:
+                # The hook holds a number, not the node: a node that leads to itself through Python is never freed.
+                node.register_prehook(lambda grads, i=i: self._receive_source(i, grads))
+        for number in self._plan.ends:
+            nodes[number].register_prehook(self._end)
 
-    def _hook_uses(self) -> None:
-        for i, (_, use) in enumerate(self._uses):
-            # The hook holds a number, not the node: a node that leads to itself through Python is never freed.
-            use.node.register_prehook(lambda grads, i=i: self._receive_use(i, grads[0]))
+    def _end(self, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        """Let no gradient of a table reach what has samples again, which has its own blocks."""
+        return tuple(grad if grad is None else 0 * grad for grad in grads) if self._pulling else None
 
-    def _receive_use(self, i: int, grad: Tensor | None) -> None:
-        if grad is None or not self._open:
+    def _receive_source(self, i: int, grads: tuple[Tensor | None, ...], *, later: bool = False) -> None:
+        """Take the gradients of a node's outputs; a node that is packed can be called only after the pass."""
+        if not self._open or self._pulling or all(grad is None for grad in grads):
             return
-        name, use = self._uses[i]
+        source, node = self._plan.sources[i], self._nodes[i]
         with span("gramgn.blocks"):
-            memories = self._memories
-            gradients = elementwise_gradients(
-                use, self.params[name], grad, memories.buffers, memories.products
+            for entry in source.entries:
+                if source.packed and entry.way in CALLED and not later:
+                    self._waiting[i] = grads
+                    continue
+                if later and entry.way not in CALLED:
+                    continue
+                rows = self._gradients(source, node, self._saved[i], entry, grads)
+                if entry.name is not None:
+                    self._sums.add_block(entry.name, as_block(rows))
+                else:
+                    held = self._of_tables.get(entry.table)
+                    self._of_tables[entry.table] = rows if held is None else held + rows
+
+    def _gradients(
+        self, source: Source, node: Node, saved: Any, entry: Entry, grads: tuple[Tensor | None, ...]
+    ) -> Tensor:
+        """Return the gradients [b, *shape] of an input of a node."""
+        after, place = node.next_functions[entry.place]
+        like = self.params[entry.name] if entry.name is not None else after._input_metadata[place]
+        shape = torch.Size(like.shape)
+        (axis, *_), (grad, *_) = source.axes, grads
+        memories = self._memories
+        if entry.way == ELEMENTWISE and grad is not None:
+            return elementwise_gradients(
+                node, saved, entry.place, shape, grad, memories.buffers, memories.products
             )
-            self._sums.add_block(name, as_block(gradients))
+        formula = formula_of(node, entry.place)
+        if entry.way == FORMULA and formula is not None and grad is not None and axis is not None:
+            return formula.gradients(saved, grad, axis, shape, self.b).to(like.dtype)
+        if entry.way == BROADCAST and axis is not None:
+            rows = gradients_by_call(node, grads, axis, entry.place, shape, self.b)
+        else:
+            rows = gradients_by_calls(node, grads, source.axes, entry.place, shape, self.b)
+        return rows.to(like.dtype)
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:
         """Return whether to keep a layer's block as factors: its parameters are used once, and it is cheaper."""
@@ -369,17 +530,23 @@ class Backward:
             call.release()
             call.edges.clear()
         self.calls.clear()
-        self._inputs, self._uses, self._output = [], [], None
+        self._nodes, self._saved, self._tables, self._of_tables, self._later = [], [], {}, {}, False
+        self._inputs, self._captured, self._output = [], [], None
         self._stash.clear()
         self._pulls.clear()
 
 
-def _give(uses: dict[int, Use], takers: list[tuple[Call, str]]) -> dict[int, Use]:
-    """Let each call take the uses of a parameter that happened in it. Return the remaining uses, by number."""
+def _stacked(grads: Sequence[Tensor | None]) -> Tensor | None:
+    dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads if grad is not None]
+    return torch.stack(dense) if dense else None
+
+
+def _give(uses: list[Use], takers: list[tuple[Call, str]]) -> list[Use]:
+    """Let each call take the uses of a parameter that happened in it. Return the remaining uses."""
     left = uses
     for call, local in takers:
-        taken = {number for number, use in uses.items() if call.contains(use.node)}
+        taken = [use for use in uses if call.contains(use.node)]
         if taken:
             call.active |= {local}
-            left = {number: use for number, use in left.items() if number not in taken}
+            left = [use for use in left if use not in taken]
     return left

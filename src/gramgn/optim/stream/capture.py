@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from gramgn.optim.closure import Forward
 from gramgn.optim.runtime import RandomState, random_state
 from gramgn.optim.stream.attention import Part
+from gramgn.optim.stream.axes import PLAIN, Axis
 from gramgn.optim.stream.rules import CallsRule, Rule, rule_of
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
@@ -48,9 +49,6 @@ class Owner:
     buffers: list[tuple[str, nn.Module, str]] = field(
         default_factory=list
     )  # without a rule: the name of each buffer below the module, and where it is
-    time_first: bool = (
-        False  # whether the samples are in the second dimension of all that its calls take and return
-    )
     parts: dict[str, Owner] = field(default_factory=dict)  # of a module that consists of several layers
 
     def __str__(self) -> str:
@@ -124,6 +122,7 @@ class Call:
     shapes: list[torch.Size] = field(default_factory=list)  # of these tensors
     kept: Any = None  # what the rule keeps of the call, besides its arguments
     active: frozenset[str] = frozenset()  # local names of the parameters for which the call provides blocks
+    axis: Axis = PLAIN  # where the samples are in what was returned
     # Without a rule: the states of the random number generators before and after the call, and copies of the
     # buffers from before it.
     random: tuple[RandomState, RandomState] = ({}, {})
@@ -217,14 +216,14 @@ class Inside:
         self._first = _next_number()
         self._calls: list[Call] = []
 
-    def record(self, part: Part, x: Tensor, y: Tensor, by_sample: Callable[[Tensor], Tensor]) -> None:
-        """Record that a part turned x into y, of which `by_sample` puts the samples into the leading dimension."""
+    def record(self, part: Part, x: Tensor, y: Tensor) -> None:
+        """Record that a part turned x into y."""
         owner = self._part(part)
         if not owner.params or not y.requires_grad:
             return
-        call = start_call(owner, part, (by_sample(x),), {})
-        call.first, call.shapes = self._first, [by_sample(y).shape]
-        y.register_hook(lambda grad: self._receive(call, 0, by_sample(grad)))
+        call = start_call(owner, part, (x,), {})
+        call.first, call.shapes = self._first, [y.shape]
+        y.register_hook(lambda grad: self._receive(call, 0, grad))
         call.edges[0] = get_gradient_edge(y)
         self._calls.append(call)
 

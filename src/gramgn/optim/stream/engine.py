@@ -51,7 +51,7 @@ from gramgn.optim.stream.jacobian import (
 )
 from gramgn.optim.stream.products import BLAS, Products, preferred_backend
 from gramgn.optim.trees import tensors_in
-from gramgn.optim.verify import Check, Comparison, verify
+from gramgn.optim.verify import Check, Comparison, check_samples_apart, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -289,9 +289,16 @@ class _Run:
             try:
                 return run.form(original, batch.copy(), anew, slopes)
             finally:
+                self.backward.may_mix |= run.backward.may_mix
                 run.clear()
 
         verify(check, self.model, batch.size, plain, engine, k=sums.k, slopes=slopes)
+        self.check_apart(original, batch)
+
+    def check_apart(self, original: Forward, batch: Batch) -> None:
+        """Reject a call that mixes samples, where a comparison with autograd would not show it."""
+        if self.backward.may_mix:
+            check_samples_apart(self.model, original, batch, batch.size, self.trained.params)
 
     def held(self, sums: Accumulator) -> HeldJacobian:
         """Return J of complete sums, whose memory stays until the next step."""
@@ -359,6 +366,9 @@ class _AtOnce(_Run):
         # Several calls that depend on one another cannot be repeated one by one, so they are compared in the step.
         several = len(self.calls) > 1
         sums = self.begin(b, k, self.output, drop=drop, until_verified=several)
+        if sums.comparison is not None:
+            for call in self.calls:
+                self.check_apart(*call)
         if sums.comparison is not None:
             self.backward.expect(sums.comparison, slopes)
         with torch.no_grad(), span("gramgn.backward"):
@@ -435,6 +445,8 @@ class _InChunks(_Run):
                 q = flat.shape[1]
                 if sums is None:
                     sums = self.begin(batch.size, q, flat)
+                    if sums.comparison is not None:
+                        self.check_apart(original, Batch(args, kwargs))
                 slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
                 if sums.comparison is not None and self.check is not None:
                     self.backward.expect(sums.comparison, slopes, start)

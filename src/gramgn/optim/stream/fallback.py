@@ -1,14 +1,9 @@
-"""Per-sample gradients of parameters without a rule.
-
-Parameters that are only added to or multiplied with activations, such as Fixup's scalar biases and scales, need
-no rule: the autograd node that uses one determines its gradients. Modules of any other kind are called again,
-sample by sample, by `torch.func`.
-"""
+"""Per-sample gradients of modules without a rule, which are called again, sample by sample, by `torch.func`."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,85 +11,15 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Batch, OwnForward
-from gramgn.optim.kernels import serves
 from gramgn.optim.runtime import attention_by_products
-from gramgn.optim.stream.blocks import Buffers
-from gramgn.optim.stream.capture import Call, Node, Owner, Use, is_differentiable
-from gramgn.optim.stream.products import Products
+from gramgn.optim.stream.capture import Call, is_differentiable
 from gramgn.optim.stream.recurrent import states_of_one_sample
 
-ADD, SUB, MUL = "AddBackward0", "SubBackward0", "MulBackward0"
+MOST_SHOWN = 4
+"""The number of modules of a type that a note names."""
+
 PREFIX = "model."
 """Prefix of the owner's parameter names in the module that is called again."""
-
-
-def is_elementwise(use: Use, param: Tensor, num_samples: int) -> bool:
-    """Return whether `use` adds or multiplies the parameter, broadcast over samples [b, ...]."""
-    if use.node.name() not in (ADD, SUB, MUL):
-        return False
-    output = use.node._input_metadata[0]
-    shape = tuple(output.shape)
-    if not shape or shape[0] != num_samples or output.dtype != param.dtype:
-        return False
-    return param.ndim < len(shape) or param.shape[0] == 1
-
-
-def is_of_parameters_alone(node: Node) -> bool:
-    """Return whether a node computes with nothing but parameters, as one that scales a weight: it has no samples."""
-    waiting, seen = [node], set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        for after, _ in node.next_functions:
-            if after is None:
-                return False
-            waiting.append(after)
-    return True
-
-
-def elementwise_gradients(
-    use: Use, param: Tensor, grad: Tensor, buffers: Buffers, products: Products
-) -> Tensor:
-    """Return gradients [b, *param.shape] of an elementwise use, given the gradient of its output [b, ...]."""
-    if use.node.name() == MUL:
-        other = use.node._saved_other if use.place == 0 else use.node._saved_self
-        other = other.to(grad.dtype)
-        kernels = products.kernels
-        if kernels and param.numel() == 1 and other.shape == grad.shape and serves(grad, other):
-            return kernels.row_dots(grad, other).view(len(grad), *param.shape)
-        is_summed = param.numel() * len(grad) < grad.numel()
-        product = _product(grad, other, buffers) if is_summed else grad * other
-        return _reduced(product, param.shape, products)
-    factor = use.node._saved_alpha if use.place == 1 else 1
-    if use.node.name() == SUB and use.place == 1:
-        factor = -factor
-    reduced = _reduced(grad, param.shape, products)
-    return reduced if factor == 1 else factor * reduced
-
-
-def _product(grad: Tensor, other: Tensor, buffers: Buffers) -> Tensor:
-    """Return grad * other, in reusable memory where the strides agree."""
-    if other.shape != grad.shape or other.stride() != grad.stride():
-        return grad * other
-    dims = sorted(range(grad.ndim), key=grad.stride, reverse=True)
-    product = buffers.get("product", tuple(grad.shape[d] for d in dims), grad)
-    torch.mul(grad.permute(dims), other.permute(dims), out=product)
-    return product.permute(sorted(range(grad.ndim), key=dims.__getitem__))
-
-
-def _reduced(grad: Tensor, shape: torch.Size, products: Products) -> Tensor:
-    """Return [b, ...] summed to [b, *shape] over the dimensions over which `shape` was broadcast."""
-    if shape.numel() == 1:
-        return products.sample_sums(grad).view(len(grad), *shape)
-    tail = grad.shape[1:]
-    own = shape[1:] if len(shape) == grad.ndim else shape
-    aligned = (1,) * (len(tail) - len(own)) + tuple(own)
-    dims = [i + 1 for i, (n, wide) in enumerate(zip(aligned, tail, strict=True)) if n == 1 and wide != 1]
-    if dims:
-        grad = grad.sum(dim=dims)
-    return grad.reshape(len(grad), *shape)
 
 
 def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tensor]:
@@ -147,15 +72,25 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
     return {name.removeprefix(PREFIX): gradients for name, gradients in pulled.items()}
 
 
-def warn_once(owner: Owner, warned: set[type]) -> None:
-    """Warn that the owner's type has no rule, unless it is among the types `warned` of so far."""
-    kind = type(owner.module)
-    if kind in warned:
+def note_missing_rules(calls: Iterable[Call], warned: set[type]) -> None:
+    """Warn of the modules that were called again, once for each type."""
+    paths: dict[type, dict[str, None]] = {}
+    for call in calls:
+        if type(call.owner.module) not in warned:
+            paths.setdefault(type(call.owner.module), {})[call.owner.path or "the model itself"] = None
+    if not paths:
         return
-    warned.add(kind)
+    warned.update(paths)
+    kinds = ", ".join(f"{kind.__name__} (at {_listed(list(where))})" for kind, where in paths.items())
     warnings.warn(
-        f"GramGaussNewton: no rule for {kind.__name__} (at '{owner.path or 'the model itself'}'): its part of "
-        "the Jacobian comes from torch.func on that module, which is correct but slower",
+        f"GramGaussNewton: no rule for {kinds}: this part of the Jacobian comes from torch.func on these modules, "
+        "which is correct but slower",
         UserWarning,
         stacklevel=2,
     )
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """Return a list of a few paths, and how many more there are."""
+    shown = ", ".join(f"'{path}'" for path in paths[:MOST_SHOWN])
+    return shown if len(paths) <= MOST_SHOWN else f"{shown} and {len(paths) - MOST_SHOWN} more"

@@ -73,6 +73,7 @@ class Rule:
             trained), returns the block as outer products. None if the layer has no such form.
         prefers_factors: Given the module, b, k, the shape of x and the option `conv_path`, returns whether `factors` is
             cheaper.
+        any_places: Whether x and the gradient may have any dimensions between samples and features.
         parts: For a module that consists of several layers, runs it and records these, for which the other attributes
             hold. None: a call of the module is one layer.
     """
@@ -82,6 +83,7 @@ class Rule:
     applies: Callable[[nn.Module], bool] = lambda module: True
     factors: Callable[[nn.Module, Tensor, Tensor, str | None, str | None], Factors] | None = None
     prefers_factors: Callable[[nn.Module, int, int, tuple[int, ...], str], bool] = lambda *_: False
+    any_places: bool = False
     parts: type[Projections] | None = None
 
 
@@ -151,11 +153,11 @@ def projection(
     part = cast(Part, module)
     if part.is_whole:
         return linear(module, x, grad, names, memory)
-    blocks = {}
+    (A, D), blocks = _by_place(x, grad), {}
     if "weight" in names:
-        blocks["weight"] = part.padded("weight", grad.transpose(1, 2) @ x.to(grad.dtype))
+        blocks["weight"] = part.padded("weight", D.mT @ A)
     if "bias" in names:
-        blocks["bias"] = part.padded("bias", grad.sum(dim=1))
+        blocks["bias"] = part.padded("bias", D.sum(dim=1))
     return blocks
 
 
@@ -309,12 +311,13 @@ ATTENTION_PARAMS = frozenset(
 ) | {"out_proj.weight", "out_proj.bias", "bias_k", "bias_v"}
 
 RULES: dict[type[nn.Module], Rule | CallsRule] = {
-    nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors),
+    nn.Linear: Rule(linear, factors=linear_factors, prefers_factors=linear_prefers_factors, any_places=True),
     nn.MultiheadAttention: Rule(
         projection,
         params=ATTENTION_PARAMS,
         factors=linear_factors,
         prefers_factors=linear_prefers_factors,
+        any_places=True,
         parts=Projections,
     ),
     nn.Embedding: Rule(
@@ -322,6 +325,7 @@ RULES: dict[type[nn.Module], Rule | CallsRule] = {
         applies=embedding_applies,
         factors=embedding_factors,
         prefers_factors=embedding_prefers_factors,
+        any_places=True,
     ),
     nn.Conv2d: Rule(convolution, factors=convolution_factors, prefers_factors=convolution_prefers_factors),
     **dict.fromkeys((nn.Conv1d, nn.Conv3d), Rule(convolution)),
@@ -329,7 +333,7 @@ RULES: dict[type[nn.Module], Rule | CallsRule] = {
         (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), Rule(transposed_convolution)
     ),
     nn.GroupNorm: Rule(group_norm),
-    nn.LayerNorm: Rule(layer_norm),
+    nn.LayerNorm: Rule(layer_norm, any_places=True),
     **dict.fromkeys(_INSTANCE_NORM_NDIM, Rule(instance_norm)),
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), Rule(batch_norm)),
     **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), CallsRule(pull_layers, check_sequences, is_known, run_layers)),
