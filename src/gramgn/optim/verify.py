@@ -298,9 +298,9 @@ def check_samples_apart(
     def agrees(tensors: Sequence[int]) -> bool:
         for kept, replaced, by in ((first, second, 0), (second, first, -1)):
             for part, of_all in zip(run(tensors, replaced, by), whole, strict=True):
-                if of_all.ndim and len(of_all) == b and part.shape == of_all.shape:
-                    if not _equal(part[kept], of_all[kept], torch.finfo(part.dtype).eps):
-                        return False
+                by_sample = of_all.ndim and len(of_all) == b and part.shape == of_all.shape
+                if by_sample and not _equal(part[kept], of_all[kept], torch.finfo(part.dtype).eps):
+                    return False
         return True
 
     # A tensor that all samples share may have as many entries as the batch.
