@@ -251,12 +251,19 @@ def test_wide_linear_layers_in_float32(width: int, k: int, kernels: str) -> None
     assert torch.equal(G, G.T)
 
 
+class Quadratic(nn.Bilinear):
+    """A module without a rule, with an operation for which torch has the only formula."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x)
+
+
 def test_modules_without_a_rule_are_named_once() -> None:
     model = nn.Sequential(
-        nn.Linear(3, 4), nn.RMSNorm(4), nn.Linear(4, 4), nn.RMSNorm(4), nn.Linear(4, 1)
+        nn.Linear(3, 4), Quadratic(4, 4, 4), nn.Linear(4, 4), Quadratic(4, 4, 4), nn.Linear(4, 1)
     ).double()
     x, engine = torch.randn(5, 3, dtype=torch.float64), Stream().build()
-    with pytest.warns(UserWarning, match=r"no rule for RMSNorm \(at '1', '3'\)"):
+    with pytest.warns(UserWarning, match=r"no rule for Quadratic \(at '1', '3'\)"):
         of_model(model, lambda: model(x), engine)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
