@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from gramgn.optim.stream.axes import PLAIN, Axis
 from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block, is_cheaper
 from gramgn.optim.stream.capture import Call, Graph, Node, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.fallback import module_gradients, note_missing_rules
+from gramgn.optim.stream.fallback import module_gradients, note_missing_rules, without_advice
 from gramgn.optim.stream.nodes import (
     BROADCAST,
     CALLS,
@@ -260,7 +259,9 @@ class Backward:
         if self._of_tables:
             with span("gramgn.blocks"):
                 self._pull()
-        again = {call: grads for call, grads in self._stash.items() if call.owner.rule is None}
+        again = {
+            call: self._stash[call] for call in self.calls if call in self._stash and not call.owner.rule
+        }
         note_missing_rules(again, self._memories.warned)
         with span("gramgn.blocks"):
             for call, of_call in again.items():
@@ -311,8 +312,7 @@ class Backward:
         params = [self.params[name] for name in names]
 
         def pull(given: Sequence[Tensor], *, batched: bool) -> Sequence[Tensor | None]:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="There is a performance drop")
+            with without_advice():
                 return torch.autograd.grad(
                     edges,
                     params,

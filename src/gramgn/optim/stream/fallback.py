@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -61,7 +62,12 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         return pulled
 
     try:
-        with torch.enable_grad(), attention_by_products(), states_of_one_sample(call.owner.module):
+        with (
+            without_advice(),
+            torch.enable_grad(),
+            attention_by_products(),
+            states_of_one_sample(call.owner.module),
+        ):
             pulled = vmap(of_one)(tuple(batch.part(0, batch.size)), tuple(grads.values()))
     except RuntimeError as error:
         error.add_note(
@@ -70,6 +76,14 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         )
         raise
     return {name.removeprefix(PREFIX): gradients for name, gradients in pulled.items()}
+
+
+@contextmanager
+def without_advice() -> Iterator[None]:
+    """Hide torch's advice to report operations that `torch.func.vmap` takes one by one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
 
 
 def note_missing_rules(calls: Iterable[Call], warned: set[type]) -> None:
