@@ -1,7 +1,8 @@
 """The streaming engine: per-sample gradients formed layer by layer within one ordinary backward pass.
 
 `engine` runs a step, `capture` records the forward pass, `samples` finds where the samples are in its results,
-`backward` collects the layers' blocks, `rules`, `conv`, `nodes` and `fallback` compute them, `accumulate` sums G, `products` does the arithmetic, and `jacobian` multiplies with J.
+`backward` collects the layers' blocks, `rules`, `conv`, `nodes` and `fallback` compute them, `accumulate` sums G,
+`products` does the arithmetic, and `jacobian` multiplies with J.
 To support another module type, write one small function in `rules.py` and register it there.
 """
 
