@@ -151,6 +151,15 @@ def test_a_grid_of_zeros_is_drawn(tmp_path: Path) -> None:
     assert [text.get_text() for text in axes.texts] == ["0", "0"]
 
 
+def test_a_zero_among_others_takes_no_grey_from_them(tmp_path: Path) -> None:
+    for alpha, loss in ((0.1, 0.0), (1.0, 0.5), (10.0, 1.0)):
+        add_cell(tmp_path / f"{alpha}", loss, alpha=alpha)
+    axes = drawn(tmp_path, "fig2c").axes[0]
+    zero, low, high = (patch.get_facecolor()[0] for patch in axes.patches if patch.get_fill())
+    assert zero == pytest.approx(low)
+    assert high > low + 0.5
+
+
 @pytest.mark.parametrize("loss", [1e-310, 1e308])
 def test_losses_near_the_ends_of_float64_are_drawn(tmp_path: Path, loss: float) -> None:
     """A colour bar or an axis cannot reach them."""
