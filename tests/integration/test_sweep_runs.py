@@ -85,6 +85,7 @@ def test_faulty_jobs_are_found_before_the_first(
         (["on_failure=maybe"], "on_failure=maybe: allowed are continue, stop"),
         (["hydra.run.dir=here"], "a sweep's is outputs/sweeps/<name>"),
         (["hydra.launcher.n_jobs=0"], "hydra.launcher.n_jobs=0"),
+        (["hydra.sweeper.points=['seed=1 seed=2']"], "seed is given twice"),
         (["hydra.sweeper.points=[3]"], "hydra.sweeper.points=[3]"),
         (["hydra.sweeper.extend={key:model}"], "hydra.sweeper.extend"),
         (["hydra.sweeper.max_batch_size=0"], "hydra.sweeper.max_batch_size=0"),

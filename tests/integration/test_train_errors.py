@@ -133,13 +133,18 @@ CASES = {
     "an option of a section that is replaced": (
         ["optimizer.engine=vmap", "optimizer.engine.chunk_size=2"],
         [
-            "optimizer.engine=vmap replaces the whole section that optimizer.engine.chunk_size=2 is a part of",
+            "optimizer.engine=vmap stands for the whole section that optimizer.engine.chunk_size=2 belongs to",
             "or give optimizer.engine.name=vmap",
         ],
     ),
     "a section that replaces an option": (  # would silently drop it
         ["optimizer.engine.chunk_size=2", "optimizer.engine=vmap"],
-        ["optimizer.engine=vmap replaces the whole section"],
+        ["optimizer.engine=vmap stands for the whole section"],
+    ),
+    "a key twice in braces": (["optimizer={lam:1,lam:2}"], ["gives lam twice"]),
+    "a key beside its section in braces": (
+        ["optimizer.lam=1", "optimizer={alpha:2}"],
+        ["optimizer={alpha:2} stands for the whole section that optimizer.lam=1 belongs to"],
     ),
     "a misspelt key in braces": (
         ["optimizer={alhpa:1}"],
@@ -202,6 +207,29 @@ def test_the_form_that_messages_give_for_a_path_works(path: str) -> None:
     words = shlex.split(path_override("resume", path))
     (override,) = OverridesParser.create().parse_overrides(words)
     assert override.value() == path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: [1\n", "mine.yaml"),
+        (b"lam: 1\nlam: 2\n", "found duplicate key lam"),
+        (b"\xff\xfe\x00", "codec can't decode"),
+        (b"defaults: [mine]\n", "recursion"),
+        (b"defaults: [ggn]\nlamda: 2\n", "did you mean 'lam'"),
+        (b"", "names no _target_"),
+    ],
+)
+def test_a_damaged_file_of_the_users_is_one_message(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "mine.yaml").write_bytes(content)
+    words = ["--config-dir", str(tmp_path / "conf"), "optimizer=mine", "dataset=sphere", "trainer=debug"]
+    assert train_command(words, house.root) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
 
 
 def test_flags_may_follow_overrides(call: Call, house: House) -> None:

@@ -30,7 +30,7 @@ Command = tuple[str, ...]
         (["seed=choice(1,1)"], "names 1 more than once"),
         (["optimizer.alpha=1,0.5,1.0,1e0"], "names 1, 1.0 more than once"),
         (["trainer.deterministic=true,True"], "more than once"),
-        (["optimizer.engine=vmap,loop", "optimizer.engine.chunk_size=2"], "replaces the whole section"),
+        (["optimizer.engine=vmap,loop", "optimizer.engine.chunk_size=2"], "stands for the whole section"),
         (["optimizer.lam=interval(0,1)"], "names no values: give some, e.g. optimizer.lam=0.1,1,10"),
         (["seed=range(3,1)"], r"seed=range\(3,1\) has no values.* range\("),
     ],

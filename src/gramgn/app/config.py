@@ -6,6 +6,8 @@ Hydra lets `+optimiser=ggn` and `+optimizer.lamda=9` through, so its own check i
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -151,12 +153,17 @@ def check_doubled(overrides: Iterable[str]) -> None:
                 f"{key} is given twice: {given[key]} and {override}. Give it once, in a sweep with all of its values"
             )
     for key, override in given.items():
+        if override.count("{") == 1:
+            inner = Counter(re.findall(r"[{,]\s*([\w.]+)\s*:", override))
+            if twice := [name for name, number in inner.items() if number > 1]:
+                raise ConfigError(f"{override} gives {', '.join(twice)} twice: give it once")
         section = key.rpartition(".")[0]
-        if "." in section and section in given:
+        is_whole_section = "." in section or given.get(section, "").partition("=")[2].startswith("{")
+        if is_whole_section and section in given:
             value = given[section].partition("=")[2]
             hint = f", or give {section}.name={value}" if value.isalpha() else ""
             raise ConfigError(
-                f"{given[section]} replaces the whole section that {override} is a part of: leave one of them out{hint}"
+                f"{given[section]} stands for the whole section that {override} belongs to: leave one of them out{hint}"
             )
 
 

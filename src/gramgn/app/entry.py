@@ -31,7 +31,7 @@ from gramgn.app.hydra_errors import (
 from gramgn.app.paths import repository, set_repository
 from gramgn.app.plan import Job, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
-from gramgn.errors import ConfigError, InputError, JobFailedError, first_line
+from gramgn.errors import ConfigError, InputError, JobFailedError
 from gramgn.progress import say
 from gramgn.stopping import StopRequested, raising_signals
 
@@ -125,7 +125,8 @@ def report_errors(task: Callable[[], int | None], config_name: str = "train") ->
         removed = removed_group(sys.argv[1:], repository() / "conf")
         code = 1 if any(sweep.has_begun for sweep in _sweeps) else 2
         what = "the sweeper gave up" if code == 1 else "the command line cannot be used"
-        message = f"error: {removed or f'{what}: {first_line(error)}'}"
+        words = " ".join(str(error).split()) or type(error).__name__
+        message = f"error: {removed or f'{what}: {words[:400]}'}"
     say(message)
     return code
 

@@ -59,7 +59,7 @@ def export_run(trained: Trained, out: Path) -> list[Path]:
         if out.exists() and any(out.iterdir()):
             raise taken from error
         raise InputError(
-            f"cannot write {out}: {first_line(error)}. Nothing was written; choose another folder"
+            f"cannot write {out}: {first_line(error)}. Nothing was written. Is the disk full? Choose another folder"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -127,12 +129,11 @@ def flags_first(words: Sequence[str]) -> list[str]:
 
 def from_hydra(error: BaseException) -> bool:
     """Return whether Hydra, OmegaConf or a sweeper's search raised an error, so that it is about the command line."""
-    trace = error.__traceback__
-    module = ""
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        trace = trace.tb_next
-    return module.split(".")[0] in ("hydra", "omegaconf", "antlr4", "optuna")
+    frames = traceback.walk_tb(error.__traceback__)
+    modules = [str(frame.f_globals.get("__name__", "")).split(".")[0] for frame, _ in frames]
+    # Below them, the standard library may have raised it: a file of the configuration that is not text, or endless.
+    modules = [module for module in modules if module not in sys.stdlib_module_names]
+    return bool(modules) and modules[-1] in ("hydra", "omegaconf", "antlr4", "yaml", "optuna")
 
 
 def removed_group(arguments: Sequence[str], conf: Path) -> str:

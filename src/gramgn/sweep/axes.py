@@ -50,6 +50,8 @@ def read_settings(params: Any, points: Any, extend: Any, max_batch_size: Any) ->
         )
     if max_batch_size is not None and not is_whole(max_batch_size, 1):
         raise ConfigError(f"hydra.sweeper.max_batch_size={max_batch_size!r} must be a number from 1, or null")
+    for point in texts:
+        check_doubled(point.split())
     further = [str(value) for value in values or []]
     return Settings(params or {}, [tuple(point.split()) for point in texts], key or "", further)
 
