@@ -574,6 +574,23 @@ class Recomputed(nn.Module):
         return self.last(checkpoint(self.inside, x, use_reentrant=False))
 
 
+class Frames(nn.Module):
+    """Convolutions by functions with standardised weights, and sums and products, over frames folded into the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 1, 3, 3)), nn.Parameter(torch.randn(4))
+        self.gain, self.shift = nn.Parameter(torch.randn(1, 4, 1, 1)), nn.Parameter(torch.randn(4, 1, 1))
+        self.other = nn.Parameter(torch.randn(4, 1, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight / self.weight.std(dim=(1, 2, 3), keepdim=True)
+        y = nn.functional.conv2d(x.flatten(end_dim=1), weight, self.bias, padding=1, groups=2)
+        y = torch.sub(self.gain * y.tanh(), self.shift, alpha=2.0)
+        y = nn.functional.conv_transpose2d(y.tanh(), self.other, stride=2, groups=2)
+        return y.unflatten(0, (len(x), -1)).tanh().sum(dim=(1, 3, 4))
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
@@ -678,6 +695,7 @@ CASES = (
         vmap=False,
     ),
     Case("cells", Cells, sequences()),
+    Case("frames", Frames, lambda: (torch.randn(3, 2, 2, 5, 5, dtype=torch.float64),)),
     Case("resnet_gn", lambda: ResNetGN(8, width=4, in_channels=1, num_groups=2), images()),
     Case("image_tokens", ImageTokens, lambda: (torch.randn(3, 3, 4, dtype=torch.float64),)),
     Case("image_tokens_one_sample", ImageTokens, lambda: (torch.randn(1, 3, 4, dtype=torch.float64),)),

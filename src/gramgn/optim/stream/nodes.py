@@ -249,6 +249,61 @@ def _expanded(_: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Te
     return broadcast_gradients(grad, axis, shape, b)
 
 
+def _term(sign: int) -> Formula:
+    """Return the formula of a summand that is broadcast, and multiplied by `alpha` where it is the second one."""
+
+    def gradients(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+        rows = broadcast_gradients(grad, axis, shape, b)
+        factor = sign * saved._saved_alpha if sign else 1
+        return rows if factor == 1 else rows * factor
+
+    return Formula(gradients, _is_broadcast)
+
+
+def _multiplier(other: str) -> Formula:
+    """Return the formula of a factor that is broadcast."""
+
+    def gradients(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+        return broadcast_gradients(grad * getattr(saved, other).conj().to(grad.dtype), axis, shape, b)
+
+    return Formula(gradients, _is_broadcast)
+
+
+def _kernel(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    """Return the gradients of the weight of a convolution."""
+    weight = grad.new_empty(1).expand(shape)  # only its shape matters
+    options = [
+        list(getattr(saved, f"_saved_{name}")) for name in ("stride", "padding", "dilation", "output_padding")
+    ]
+    *first, output_padding = options
+
+    def of_one(x: Tensor, D: Tensor) -> Tensor:
+        of_weight: Tensor = torch.ops.aten.convolution_backward(
+            D,
+            x,
+            weight,
+            None,
+            *first,
+            saved._saved_transposed,
+            output_padding,
+            saved._saved_groups,
+            (False, True, False),
+        )[1]
+        return of_weight
+
+    x = axis.split(saved._saved_input.to(grad.dtype), b)
+    return torch.func.vmap(of_one)(x, axis.split(grad, b))
+
+
+def _channels(_: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    """Return the gradients of the bias of a convolution."""
+    return axis.split(grad, b).transpose(1, 2).flatten(2).sum(dim=2)
+
+
+def _in_images(node: Node, axis: Axis, _: Sequence[int]) -> bool:
+    return axis.dim == 0
+
+
 def _table(indices: Tensor, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
     """Return the gradients of a table [entries, ...] read at `indices`."""
     tokens = axis.split(indices, b).reshape(b, -1)
@@ -308,7 +363,11 @@ _MEAN, _MAXIMUM = 1, 2
 """How torch numbers the modes of bags."""
 
 FORMULAS: Mapping[str, Mapping[int, Formula]] = {
+    ADD: {0: _term(0), 1: _term(1)},
+    SUB: {0: _term(0), 1: _term(-1)},
+    MUL: {0: _multiplier("_saved_other"), 1: _multiplier("_saved_self")},
     "ExpandBackward0": {0: Formula(_expanded, _is_broadcast)},
+    "ConvolutionBackward0": {1: Formula(_kernel, _in_images), 2: Formula(_channels, _in_images)},
     "MmBackward0": _factors("_saved_self", "_saved_mat2", (0, 1), alpha=False),
     "BmmBackward0": _factors("_saved_self", "_saved_mat2", (0, 1), alpha=False),
     "AddmmBackward0": {
