@@ -410,16 +410,17 @@ class CrossAttention(nn.Module):
 
 
 class Translation(nn.Module):
-    """Torch's decoder over as many times as samples."""
+    """Torch's decoder over as many times as samples, which are in the second dimension."""
 
     def __init__(self) -> None:
         super().__init__()
-        layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
+        layer = nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0)
         self.decoder, self.last = nn.TransformerDecoder(layer, 1, nn.LayerNorm(4)), nn.Linear(4, 1)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.last(self.decoder(y, x, tgt_mask=self.mask.to(x), tgt_is_causal=True)[:, 0])
+        x, y = x.transpose(0, 1), y.transpose(0, 1)
+        return self.last(self.decoder(y, x, tgt_mask=self.mask.to(x), tgt_is_causal=True))[0]
 
 
 class Recurrent(nn.Module):

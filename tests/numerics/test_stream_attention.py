@@ -34,9 +34,8 @@ class Attending(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
+        x = x if self.attention.batch_first else x.transpose(0, 1)
         others = [layer(x) for layer in self.others]
-        if not self.attention.batch_first:
-            x, *others = (each.transpose(0, 1) for each in (x, *others))
         for _ in range(self.calls):
             query = x.narrow(1 if self.attention.batch_first else 0, 0, T - 1) if others else x
             x, weights = self.attention(query, *(others * 2)[:2] if others else (x, x), **self.call)
@@ -117,7 +116,7 @@ def test_attention_tied_to_another() -> None:
 
 
 @pytest.mark.parametrize("num_samples", [1, T, 2 * T])
-@pytest.mark.parametrize("batch_first", [True])
+@pytest.mark.parametrize("batch_first", [True, False])
 def test_an_encoder_over_any_number_of_samples(batch_first: bool, num_samples: int) -> None:
     """Whether or not there are as many times as samples."""
 
