@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: every variant against the dense Jacobian of torch's own modules, in float64."""
+"""Recurrent layers, cells, and layers called for every step, against the dense Jacobian in float64."""
 
 from __future__ import annotations
 
@@ -203,6 +203,32 @@ CELL_VARIANTS = [
 def test_cells_are_right(kind: type[nn.Module], options: dict[str, Any], engine: Stream | Vmap) -> None:
     torch.manual_seed(0)
     assert_right(Problem(Cells(kind, **options).double(), (sequences(),), torch.sin), engine.build())
+
+
+class WrittenOut(nn.Module):
+    """A recurrence of linear layers, each called for every step; the last one sees each step's places turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input, self.of_state = nn.Linear(SIZE, HIDDEN), nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.head = nn.Linear(HIDDEN, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, read = x.new_zeros(len(x), HIDDEN), 0.0
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.of_input(x[:, t]) + self.of_state(h))
+            read = read + self.head(torch.stack([h, h.sin()])).sum(dim=0) + self.head(h)
+        return read
+
+
+@pytest.mark.parametrize("engine", [Stream(), Stream(chunk_size=3)], ids=str)
+@pytest.mark.parametrize("frozen", [None, "of_input.weight", "head.bias"])
+def test_linear_layers_that_are_called_for_every_step(engine: Stream, frozen: str | None) -> None:
+    torch.manual_seed(0)
+    model = WrittenOut().double()
+    for name, param in model.named_parameters():
+        param.requires_grad_(name != frozen)
+    assert_right(Problem(model, (sequences(),), torch.sin), engine.build())
 
 
 def test_a_step_of_an_unbatched_cell_or_layer_is_right_for_one_sample() -> None:

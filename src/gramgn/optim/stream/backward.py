@@ -10,14 +10,22 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
 from gramgn.optim.runtime import is_out_of_memory, span
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.axes import PLAIN, Axis
-from gramgn.optim.stream.blocks import Block, Blocks, Buffers, Memory, as_block, is_cheaper
+from gramgn.optim.stream.blocks import (
+    Block,
+    Blocks,
+    Buffers,
+    LinearFactors,
+    Memory,
+    as_block,
+    is_cheaper,
+)
 from gramgn.optim.stream.capture import Call, Graph, Node, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.fallback import module_gradients, note_missing_rules, without_advice
@@ -35,7 +43,7 @@ from gramgn.optim.stream.nodes import (
 )
 from gramgn.optim.stream.products import Products
 from gramgn.optim.stream.recurrent import Pull
-from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block
+from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block, linear_factors
 from gramgn.optim.stream.samples import Entry, Results
 from gramgn.optim.verify import Comparison, Verifier
 
@@ -117,6 +125,7 @@ class Backward:
             int
         ] = []  # the sources whose gradients the pass returns, after those of the inputs
         self._stash: dict[Call, dict[int, Tensor]] = {}
+        self._gathered: set[Owner] = set()  # the owners whose calls provide one block together
         self._pulls: dict[Owner, Pull] = {}
         self._output: Tensor | None = None
         self._open = False
@@ -144,6 +153,7 @@ class Backward:
             plan = network.plan = self._decide(graph, key, network.modes)
         self._plan, self.may_mix = plan, plan.may_mix
         self._expected = dict(plan.expected)
+        self._choose_gathered()
         for call in self.calls:
             if not call.active:
                 call.release()
@@ -195,7 +205,7 @@ class Backward:
         """Take the gradient of one tensor that a call returned; called by a hook during the backward pass."""
         if not call.active or not self._open:
             return
-        if not isinstance(call.owner.rule, Rule):
+        if call.owner.rule is None or call.owner in self._gathered:
             # Modules can be called again, and their calls be taken together, only after autograd has finished.
             self._stash.setdefault(call, {})[place] = grad
             return
@@ -267,22 +277,53 @@ class Backward:
             for call, of_call in again.items():
                 self._add(call.owner.params, module_gradients(call, of_call))
             for owner in dict.fromkeys(call.owner for call in self._stash):
-                if isinstance(owner.rule, CallsRule):
-                    self._apply_calls_rule(owner, owner.rule)
+                if owner in self._gathered:
+                    self._add_gathered(owner)
         self._stash.clear()
 
-    def _apply_calls_rule(self, owner: Owner, rule: CallsRule) -> None:
+    def _choose_gathered(self) -> None:
+        """Choose the owners whose calls are taken together: by their rule, or linear layers with several calls."""
+        calls: dict[Owner, list[Call]] = {}
+        for call in self.calls:
+            if call.active:
+                calls.setdefault(call.owner, []).append(call)
+        self._gathered = {owner for owner in calls if isinstance(owner.rule, CallsRule)}
+        for owner, several in calls.items():
+            if len(several) > 1 and owner.rule is not None and type(owner.module) is nn.Linear:
+                self._gathered.add(owner)
+                for local, count in Counter(local for call in several for local in call.active).items():
+                    self._expected[owner.params[local]] -= count - 1
+
+    def _linear_factors(self, calls: Sequence[Call]) -> list[LinearFactors]:
+        """Return the factors of all calls of a linear layer, one call's places after the other's."""
+        A, D = [], []
+        for call in calls:
+            if call in self._stash:
+                x, grad = call.input(), self._stash[call][0]
+                if call.axis != PLAIN:
+                    x, grad = (call.axis.split(tensor, self.b) for tensor in (x, grad))
+                factors = linear_factors(call.owner.module, x, grad, None, None)
+                A.append(factors.A)
+                D.append(factors.D)
+        return [LinearFactors(torch.cat(A, dim=1), torch.cat(D, dim=2), "weight", "bias")]
+
+    def _add_gathered(self, owner: Owner) -> None:
+        """Add what all calls of an owner provide together."""
+        rule = owner.rule
         calls = [call for call in self.calls if call.owner is owner and call.active]
-        grads = [self._stash.get(call, {}) for call in calls]
         active = frozenset[str]().union(*(call.active for call in calls))
         names = {local: name for local, name in owner.params.items() if local in active}
         sums, memories = self._sums, self._memories
         with torch.autocast(sums.G.device.type, enabled=False):
-            if owner not in self._pulls:
-                for call in calls:
-                    call.check_unchanged()
-                self._pulls[owner] = rule.pull(owner.module, calls, self.b)
-            for factors in self._pulls[owner](grads):
+            if isinstance(rule, CallsRule):
+                if owner not in self._pulls:
+                    for call in calls:
+                        call.check_unchanged()
+                    self._pulls[owner] = rule.pull(owner.module, calls, self.b)
+                found = self._pulls[owner]([self._stash.get(call, {}) for call in calls])
+            else:
+                found = self._linear_factors(calls)
+            for factors in found:
                 local, factors.weight, factors.bias = (
                     factors.weight,
                     names.get(factors.weight or ""),
