@@ -12,6 +12,7 @@ from test_optim_engines import assert_right, linearised, of_model
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from gramgn import GramGaussNewton, Term
 from gramgn.optim import Loop, Stream, Vmap
 
 B, T, SIZE, HIDDEN = 4, 5, 3, 4
@@ -302,6 +303,36 @@ def test_float32_stays_near_float64(kind: type[nn.Module]) -> None:
     model.float()
     J = linearised(Problem(model, (x.float(),), torch.sin), Stream().build())
     assert relative_error(J.gram()[0], expected @ expected.T) < 1e-4
+
+
+class Short(nn.Module):
+    """A recurrent layer, or one call of a cell, over sequences with or without a dimension for samples."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.is_cell = kind in CELLS.values()
+        self.rnn = kind(SIZE, HIDDEN) if self.is_cell else kind(SIZE, HIDDEN, batch_first=True)
+        self.head = nn.Linear(HIDDEN, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.rnn(x[..., 0, :]) if self.is_cell else self.rnn(x)[0][..., -1, :]
+        return self.head(h)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), nn.GRUCell])
+def test_terms_run_recurrent_networks(kind: type[nn.Module]) -> None:
+    """The residual of a term sees one sequence; the grid of a line search evaluates it without a derivative."""
+    x, found = sequences(), []
+    for by_terms in (False, True):
+        torch.manual_seed(0)
+        model = Short(kind).double()
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.3, line_search="grid")
+        if by_terms:
+            optimizer.step(terms=[Term(lambda u, x: u(x), x)])
+        else:
+            optimizer.step(lambda model=model: model(x))
+        found.append(nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert relative_error(*found) < 1e-10
 
 
 REJECTED = {

@@ -34,6 +34,7 @@ from gramgn.optim.runtime import (
     span,
 )
 from gramgn.optim.snapshot import Snapshot
+from gramgn.optim.stream.recurrent import states_of_one_sample
 from gramgn.optim.terms import Residual, Term
 from gramgn.optim.vmap import buffers_kept
 
@@ -247,7 +248,7 @@ class Objective:
                 if self.samplewise:
                     parts.append(torch.stack([one(*sample) for sample in zip(*chunk, strict=True)]))
                 else:
-                    with attention_by_products():
+                    with attention_by_products(), states_of_one_sample(self.model):
                         parts.append(vmap(one, randomness="different")(*chunk))
             found.append(torch.cat(parts))
         return self._stacked(found)
@@ -329,7 +330,7 @@ class Objective:
 
                 return _by_transforms(residuals, {name: given[name] for name in own})
 
-            with attention_by_products():
+            with attention_by_products(), states_of_one_sample(self.model):
                 r, blocks = vmap(of_one, randomness="different")(*chunk)
             if r.requires_grad:
                 raise ValueError(

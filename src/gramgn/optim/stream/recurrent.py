@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 from torch.nn import functional
 from torch.nn.modules.rnn import RNNCellBase
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
@@ -480,11 +481,16 @@ def _of_one_sample(module: nn.RNNBase | RNNCellBase, forward: Callable[..., Any]
         elif hx is None:
             h = zero.expand(*x.shape[:-1], module.hidden_size)
             hx = (h, h) if isinstance(module, nn.LSTMCell) else h
+        x, hx = x + zero, pytree.tree_map(lambda state: state + zero, hx)
         # torch.func has no rule for oneDNN's layer, which it would run sample by sample.
         enabled = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
         try:
-            return forward(x + zero, pytree.tree_map(lambda state: state + zero, hx))
+            transform = torch._C._functorch.peek_interpreter_stack()
+            if transform is not None and transform.key() == torch._C._functorch.TransformType.Vmap:
+                # Only where something is differentiated does it take the layers apart.
+                return vjp(lambda x: forward(x, hx), x)[0]
+            return forward(x, hx)
         finally:
             torch._C._set_mkldnn_enabled(enabled)
 
