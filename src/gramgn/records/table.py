@@ -85,7 +85,8 @@ def runs(
     columns = [column.name for column in TABLE_COLUMNS]
     filled = [table.reindex(columns=columns) for table in tables]
     joined = pd.concat(filled, ignore_index=True) if len(filled) > 1 else filled[0]
-    return joined.astype({column.name: _dtype(column) for column in TABLE_COLUMNS})
+    # The copy joins columns of one type, so that pandas does not warn where many more are added.
+    return joined.astype({column.name: _dtype(column) for column in TABLE_COLUMNS}).copy()
 
 
 def _found(
