@@ -83,7 +83,7 @@ def lennard_jones() -> Problem:
         at = configurations(HELD_OUT, 1000)
         exact = slopes(at)
         axis.scatter(exact.flatten(), (learned(model, at).detach() - exact).flatten(), s=1)
-        axis.set(xlabel="force", title="error of forces")
+        axis.set(xlabel="derivative of the energy", title="error of the derivative")
 
     return Problem(
         title="Energies and forces of Lennard-Jones points",

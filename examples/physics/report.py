@@ -22,10 +22,8 @@ TIMES = (5, 15, 30, 60)
 
 
 def at(curve: Curve, seconds: float) -> float:
-    """Return the last error that was measured up to some time."""
-    return [error for spent, _, error in curve if spent <= seconds or spent == curve[-1][0] <= 1.1 * seconds][
-        -1
-    ]
+    """Return the last error that was measured up to some time, within 5 %."""
+    return [error for spent, _, error in curve if spent <= 1.05 * seconds][-1]
 
 
 def spread(errors: Sequence[float]) -> str:

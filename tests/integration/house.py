@@ -29,7 +29,7 @@ class House:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.root.mkdir()
-        for name in ("benchmarks", "conf", "src"):
+        for name in ("benchmarks", "conf", "examples", "src"):
             (root / name).symlink_to(REPOSITORY / name)
         shutil.copy(REPOSITORY / "train.py", root / "train.py")
         shutil.copytree(REPOSITORY / "scripts", root / "scripts")

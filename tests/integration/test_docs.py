@@ -207,6 +207,16 @@ def short_benchmark(reader: Reader, command: str) -> None:
     assert "t(b) = " in done.stdout
 
 
+def short_comparison(reader: Reader, command: str) -> None:
+    """Minutes to hours: a tenth of a second per run, and the tables of that."""
+    done = reader.run(
+        "python examples/physics/compare.py heat --seconds 0.1 --seeds 1 --out outputs/physics\n"
+        "python examples/physics/report.py --runs outputs/physics"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| `heat` | Gram-Gauss-Newton, alpha " in done.stdout
+
+
 def account(reader: Reader, command: str) -> None:
     """Asks for a key or a server: W&B has such a command."""
     done = reader.run(f"python -m {command} --help")
@@ -245,6 +255,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "conda ": conda_file,
     "python -m pip install ": installation,
     "python benchmarks/step.py --sweep": short_benchmark,
+    "python examples/physics/": short_comparison,
     "wandb ": account,
     "python scripts/prepare_data.py dataset=afad archive=": archive_parts,
     "python scripts/upload_runs.py": upload_to_files,

@@ -87,7 +87,7 @@ def test_a_comparison_is_chosen_kept_and_reported(
         assert len(again.runs(optimizer)) == 2
         assert all(curve[-1][0] >= 0.2 for curve in again.runs(optimizer))
         tried = again.tried(optimizer)
-        assert len(tried) == 3
+        assert len(tried) == 4
         assert tried[again.chosen(optimizer)] == min(tried.values())
     written = (tmp_path / "physics_coefficient.csv").read_text()
     monkeypatch.setattr(compare, "trained", lambda *_: pytest.fail("runs that the file holds are run again"))
@@ -111,3 +111,14 @@ def test_a_comparison_is_chosen_kept_and_reported(
     assert "old" not in page
     assert "`coefficient`" in page
     assert (tmp_path / "physics-coefficient.png").stat().st_size > 5000
+
+
+def test_the_page_shows_the_published_runs(examples: dict[str, ModuleType]) -> None:
+    """Tables that differ from the files are written again by `report.py`."""
+    report, compare = examples["report"], examples["compare"]
+    tables = {name: compare.Table(RESULTS / f"physics_{name}.csv") for name in compare.PROBLEMS}
+    for table in tables.values():
+        assert {len(table.runs(optimizer)) for optimizer in report.NAMES} == {3}
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table in report.tables_of(tables).items():
+        assert f"<!-- table: {name} -->\n{table}\n<!-- end -->" in page
