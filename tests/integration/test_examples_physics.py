@@ -122,3 +122,7 @@ def test_the_page_shows_the_published_runs(examples: dict[str, ModuleType]) -> N
     page = PAGE.read_text(encoding="utf-8")
     for name, table in report.tables_of(tables).items():
         assert f"<!-- table: {name} -->\n{table}\n<!-- end -->" in page
+    described = [line for line in page.splitlines() if line.startswith("| `") and line.count("|") == 6]
+    for line, (name, problem) in zip(described, compare.PROBLEMS.items(), strict=True):
+        assert line.startswith(f"| `{name}` |")
+        assert f" {sum(p.numel() for p in problem().model().parameters()):,} |" in line
