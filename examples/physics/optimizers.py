@@ -1,4 +1,4 @@
-"""Three optimizers on the terms of a problem, with four settings each."""
+"""Three optimizers on the terms of a problem, with five settings each."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def lbfgs(model: nn.Module, problem: Problem, share: Share, *, redraw: int) -> I
 
 
 SETTINGS: dict[str, dict[str, Take]] = {
-    "ggn": {f"alpha {alpha:g}": partial(ggn, alpha=alpha) for alpha in (1e-4, 1e-6, 1e-8, 1e-10)},
-    "adam": {f"lr {lr:g}": partial(adam, lr=lr) for lr in (3e-2, 1e-2, 3e-3, 1e-3)},
-    "lbfgs": {f"points for {n} steps": partial(lbfgs, redraw=n) for n in (60, 200, 1000, 5000)},
+    "ggn": {f"alpha {alpha:g}": partial(ggn, alpha=alpha) for alpha in (1e-4, 1e-6, 1e-8, 1e-10, 1e-12)},
+    "adam": {f"lr {lr:g}": partial(adam, lr=lr) for lr in (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)},
+    "lbfgs": {f"points for {n} steps": partial(lbfgs, redraw=n) for n in (20, 60, 200, 1000, 5000)},
 }
 """By optimizer and name; the best on the validation points of each problem is used."""

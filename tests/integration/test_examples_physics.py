@@ -87,7 +87,7 @@ def test_a_comparison_is_chosen_kept_and_reported(
         assert len(again.runs(optimizer)) == 2
         assert all(curve[-1][0] >= 0.2 for curve in again.runs(optimizer))
         tried = again.tried(optimizer)
-        assert len(tried) == 4
+        assert len(tried) == 5
         assert tried[again.chosen(optimizer)] == min(tried.values())
     written = (tmp_path / "physics_coefficient.csv").read_text()
     monkeypatch.setattr(compare, "trained", lambda *_: pytest.fail("runs that the file holds are run again"))
