@@ -74,7 +74,7 @@ def lbfgs(model: nn.Module, problem: Problem, share: Share, *, redraw: int) -> I
 
 SETTINGS: dict[str, dict[str, Take]] = {
     "ggn": {f"alpha {alpha:g}": partial(ggn, alpha=alpha) for alpha in (1e-4, 1e-6, 1e-8, 1e-10, 1e-12)},
-    "adam": {f"lr {lr:g}": partial(adam, lr=lr) for lr in (3e-2, 1e-2, 3e-3, 1e-3, 3e-4)},
+    "adam": {f"lr {lr:g}": partial(adam, lr=lr) for lr in (1e-1, 3e-2, 1e-2, 3e-3, 1e-3)},
     "lbfgs": {f"points for {n} steps": partial(lbfgs, redraw=n) for n in (20, 60, 200, 1000, 5000)},
 }
 """By optimizer and name; the best on the validation points of each problem is used."""
