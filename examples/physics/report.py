@@ -113,7 +113,10 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="the folder of the pictures; default: none are drawn")
     given = parser.parse_args()
     torch.set_default_dtype(torch.float64)
-    tables = {name: Table(file) for name in PROBLEMS if (file := given.runs / f"physics_{name}.csv").exists()}
+    found = {name: Table(given.runs / f"physics_{name}.csv") for name in PROBLEMS}
+    tables = {name: table for name, table in found.items() if all(map(table.runs, NAMES))}
+    if not tables:
+        parser.error(f"{given.runs} has no problem with runs of all three optimizers: run compare.py first")
     written = tables_of(tables)
     if given.page is None:
         print("\n\n".join(written.values()))
