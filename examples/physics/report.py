@@ -43,7 +43,9 @@ def results(tables: dict[str, Table]) -> str:
         ours = median(ends["ggn"])
         reached = [next((s for s, _, e in curve if e < best), float("inf")) for curve in table.runs("ggn")]
         cells = [f"`{name}`", *(spread(errors) for errors in ends.values())]
-        lines.append(f"| {' | '.join(cells)} | {best / ours:.2g} | {median(reached):.2g} s |")
+        gain, when = float(f"{best / ours:.2g}"), median(reached)
+        after = "never" if when == float("inf") else f"{when:.2g} s"
+        lines.append(f"| {' | '.join(cells)} | {gain:,g} | {after} |")
     return "\n".join(lines)
 
 
