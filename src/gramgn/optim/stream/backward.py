@@ -47,6 +47,9 @@ from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block,
 from gramgn.optim.stream.samples import Entry, Results
 from gramgn.optim.verify import Comparison, Verifier
 
+MOST_PLANS = 1000
+"""The number of graphs of a network for which decisions are kept; the oldest are made again."""
+
 CALLED = {BROADCAST, CALLS}
 """Ways for which the node is called."""
 
@@ -64,7 +67,6 @@ class Source(NamedTuple):
 class Plan:
     """What provides the blocks, decided for one order of calls and one shape of the graph."""
 
-    key: list[Any]  # equal in a later step: the same decisions hold
     active: list[frozenset[str]]  # of each call
     axes: list[Axis]  # of each call
     sources: list[Source]
@@ -84,7 +86,7 @@ class Network:
     owners: list[Owner]
     names: dict[int, str]  # of the trained parameters, by their identity
     modes: tuple[bool, ...]  # of the modules
-    plan: Plan | None = None  # of the last step
+    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)  # by their keys
 
 
 @dataclass
@@ -147,10 +149,12 @@ class Backward:
             )
         graph = read_graph(output, network.names)
         key = self._key(graph)
-        plan = network.plan
+        plan = network.plans.get(key)
         nodes = list(graph.nodes)
-        if plan is None or plan.key != key or not self._follow(plan, nodes):
-            plan = network.plan = self._decide(graph, key, network.modes)
+        if plan is None or not self._follow(plan, nodes):
+            plan = network.plans[key] = self._decide(graph, key, network.modes)
+            if len(network.plans) > MOST_PLANS:
+                del network.plans[next(iter(network.plans))]
         self._plan, self.may_mix = plan, plan.may_mix
         self._expected = dict(plan.expected)
         self._choose_gathered()
@@ -382,7 +386,7 @@ class Backward:
             if grad is not None:
                 self._sums.add_block(name, as_block(grad))
 
-    def _key(self, graph: Graph) -> list[Any]:
+    def _key(self, graph: Graph) -> tuple[Any, ...]:
         """Return what the decisions depend on: the calls, their places in the graph, and the graph itself."""
         start = self.calls[0].first if self.calls else 0
         key: list[Any] = [len(self.calls)]
@@ -391,7 +395,7 @@ class Backward:
             for place, edge in call.edges.items():
                 key += (place, graph.nodes.get(edge.node))
         key += [use.node._sequence_nr() - start for _, use in graph.uses]
-        return key + graph.shape
+        return tuple(key + graph.shape)
 
     def _follow(self, plan: Plan, nodes: Sequence[Node]) -> bool:
         """Decide as in an earlier step with the same key. Return whether tensors have shapes that allow it."""
@@ -409,7 +413,7 @@ class Backward:
             for axis, output in zip(source.axes, nodes[source.number]._input_metadata, strict=True)
         )
 
-    def _decide(self, graph: Graph, key: list[Any], modes: tuple[bool, ...]) -> Plan:
+    def _decide(self, graph: Graph, key: tuple[Any, ...], modes: tuple[bool, ...]) -> Plan:
         """Assign each use of each parameter to a call, or to the nodes at which it meets samples."""
         if any(node.name() == "CheckpointFunctionBackward" for node in graph.nodes):
             raise ValueError(
@@ -466,7 +470,6 @@ class Backward:
         # Autograd is asked only for the gradients at the deepest nodes; hooks see all others on the way there.
         asked = {edge.node for call in active for edge in call.edges.values()} | set(sources)
         return Plan(
-            key=key,
             active=[call.active for call in self.calls],
             axes=[call.axis for call in self.calls],
             sources=found,
