@@ -276,20 +276,20 @@ def test_empty_batch() -> None:
     assert "at least one sample" in refusal(lambda model: model(X[:0])[:, 0] - Y[:0], "vmap")
 
 
-def test_what_vmap_cannot_do_points_to_the_loop_engine() -> None:
+def test_what_vmap_cannot_do_points_to_rows() -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(3, 1)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x) if x.sum() > 0 else -self.layer(x)
+            return self.layer(x) if x.abs().sum() > 0 else -self.layer(x)
 
     model = Branching()
     with pytest.raises(RuntimeError) as caught:
         built(model, engine="vmap").step(lambda: model(X)[:, 0] - Y)
-    assert any("engine='loop'" in note for note in caught.value.__notes__)
-    assert built(model, engine="loop").step(lambda: model(X)[:, 0] - Y).status == "cholesky"
+    assert any("engine='rows'" in note for note in caught.value.__notes__)
+    assert built(model, engine="rows").step(lambda: model(X)[:, 0] - Y).status == "cholesky"
 
 
 class _AssignsABuffer(nn.Module):
@@ -333,6 +333,19 @@ def test_running_out_of_memory_names_sizes_and_what_to_lower(monkeypatch: pytest
     monkeypatch.setattr(BlockLinearisation, "gram", exhausted)
     with pytest.raises(torch.OutOfMemoryError, match=r"about 4 MiB for 4 samples \(64 rows\)"):
         built(model, engine="vmap").step(lambda: model(x))
+
+
+@pytest.mark.parametrize("engine", ["stream", "vmap"])
+def test_a_gram_matrix_that_does_not_fit(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G02: of a small network and many samples it is G that takes the memory, whatever the engine does with J."""
+    monkeypatch.setattr("gramgn.optim.runtime.free_bytes", lambda device: 2**30)
+    model = nn.Linear(3, 1)
+    before = model.weight.detach().clone()
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"G of 16384 rows .* takes 2 GiB.* Lower the batch size"
+    ):
+        built(model, engine=engine).step(lambda: model(torch.zeros(16384, 3)))
+    assert torch.equal(model.weight, before)
 
 
 class Centred(nn.Module):

@@ -480,6 +480,48 @@ def test_frozen_parameters_and_parameters_of_no_group_stay() -> None:
     assert changed == ["0.weight"]
 
 
+def test_groups_that_have_nothing_to_train() -> None:
+    model, terms = made(BY_NAME["poisson"])
+    model[0].weight.requires_grad_(False)
+    twin = copy.deepcopy(model)
+    groups = [{"params": [model[0].weight]}, {"params": [model[2].weight, model[0].bias, model[2].bias]}]
+    GramGaussNewton(model, groups, lam=1.0, alpha=0.1).step(terms=terms)
+    GramGaussNewton(twin, lam=1.0, alpha=0.1).step(terms=terms)
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ["stream", "rows"])
+def test_a_term_of_weight_0_counts_as_samples_alone(engine: str) -> None:
+    """In the sum convention it changes nothing; its statistics are reported all the same."""
+    model, terms = made(BY_NAME["poisson"])
+    twin = copy.deepcopy(model)
+    options = {"lam": 1.0, "alpha": 0.1, "damping_convention": "sum", "engine": engine}
+    idle = Term(lambda u, x: {"twice": 2 * u(x), "once": (u(x),)}, points(3), weight=0)
+    info = GramGaussNewton(model, **options).step(terms=[idle, *terms])
+    GramGaussNewton(twin, **options).step(terms=terms)
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-10)
+    assert info.terms[0].loss > 0
+    assert info.terms[0].residual.shape == (3, 2)
+    assert info.terms[0].spectrum() == (0.0, 0.0)
+
+
+def test_samples_of_other_kinds() -> None:
+    """Whole numbers as indices, truth values, lists, and entries that are no tensors."""
+    model, _ = made(BY_NAME["one"])
+    twin, x = copy.deepcopy(model), points(5)
+    above = x[:, 0] > 0.5
+
+    def residual(u: Any, i: Tensor, given: list[Any]) -> Tensor:
+        return torch.where(given[0], u(x[i]), 2 * u(x[i])) + given[1]
+
+    def plain(u: Any, x: Tensor, above: Tensor) -> Tensor:
+        return u(x) * (2 - above.to(x)) + 3
+
+    GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(residual, torch.arange(5), [above, 3]))
+    GramGaussNewton(twin, lam=1.0, alpha=0.1).step(terms=Term(plain, x, above))
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-10)
+
+
 def test_nan_moves_nothing() -> None:
     model, _ = made(BY_NAME["poisson"])
     before = flattened(model.parameters()).clone()
@@ -505,3 +547,138 @@ def test_buffers_that_forward_counts_in() -> None:
     model = Counting().double()
     with pytest.raises(ValueError, match="assigns the buffers calls"):
         GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: u(x), points()))
+
+
+class Clipped(torch.autograd.Function):
+    """Its backward pass is no derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 1 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.clamp(-0.5, 0.5)
+
+
+class WrongForwardMode(torch.autograd.Function):
+    """The identity, whose derivative in forward mode is twice that in reverse mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 1 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return 2 * tangent
+
+
+class Counted:
+    """A residual that changes from call to call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, u: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * u(x)
+
+
+@pytest.mark.parametrize("engine", ["stream", "rows"])
+@pytest.mark.parametrize(
+    ("residual", "message"),
+    [
+        (lambda u, x: Clipped.apply(3 * u(x)), "the Jacobian of the terms is not autograd's"),
+        (Counted(), "residuals of a term differ between two calls"),
+    ],
+    ids=["clipped", "counted"],
+)
+def test_terms_whose_jacobian_is_wrong_are_rejected(residual: Any, message: str, engine: str) -> None:
+    model, _ = made(BY_NAME["one"])
+    before = flattened(model.parameters()).clone()
+    with pytest.raises(ValueError, match=message):
+        GramGaussNewton(model, lam=1.0, alpha=0.1, engine=engine).step(
+            terms=[Term(poisson, points()), Term(residual, points())]
+        )
+    assert torch.equal(flattened(model.parameters()), before)
+
+
+def test_a_wrong_derivative_in_forward_mode_is_noticed() -> None:
+    model, _ = made(BY_NAME["one"])
+
+    def more_than_parameters(u: Any, x: Tensor) -> Tensor:
+        return WrongForwardMode.apply(many(u, x))
+
+    with pytest.raises(ValueError, match=r"is not autograd's \(relative error 1e\+00\).*engine='rows'"):
+        GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(more_than_parameters, points()))
+    step = GramGaussNewton(model, lam=1.0, alpha=0.1, engine="rows").step
+    assert step(terms=Term(more_than_parameters, points())).status == "cholesky"
+
+
+def test_a_comparison_leaves_no_trace() -> None:
+    """The third step is compared in a resumed run only: the same parameters and random numbers follow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 1)).double()
+    options = {"lam": 1.0, "alpha": 0.1, "momentum": 0.9}
+    optimizer, term = GramGaussNewton(model, **options), Term(value, points(), points(4, 1))
+    for _ in range(2):
+        optimizer.step(terms=term)
+    twin, state = copy.deepcopy(model), torch.get_rng_state()
+    resumed = GramGaussNewton(twin, **options)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    optimizer.step(terms=term)
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    resumed.step(terms=term)
+    assert torch.equal(torch.get_rng_state(), after)
+    assert torch.equal(flattened(model.parameters()), flattened(twin.parameters()))
+
+
+def by_autograd(u: Any, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(u(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("search", [None, "grid"])
+def test_functions_that_differentiate_by_autograd(search: str | None) -> None:
+    """One sample after the other they may; torch.func maps over its own derivatives only."""
+    model, _ = made(BY_NAME["one"])
+    twin, x = copy.deepcopy(model), points()
+    options = {"lam": 1.0, "alpha": 0.1, "line_search": search}
+    GramGaussNewton(model, **options, engine="rows").step(terms=Term(by_autograd, x))
+    GramGaussNewton(twin, **options).step(terms=Term(lambda u, x: gradient(u, x), x))
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*one backward pass per row:RuntimeWarning")
+def test_closures_among_the_terms_that_differentiate() -> None:
+    """By inputs, with a line search, next to a term of samples."""
+    model, _ = made(BY_NAME["one"])
+    twin, x, y = copy.deepcopy(model), points(), points(3)
+
+    def slopes() -> Tensor:
+        given = x.clone().requires_grad_()
+        return torch.autograd.grad(model(given).sum(), given, create_graph=True)[0]
+
+    options = {"lam": 1.0, "alpha": 1e-3, "line_search": "grid"}
+    one, other = GramGaussNewton(model, **options), GramGaussNewton(twin, **options)
+    for _ in range(2):
+        one.step(terms=[Term(poisson, y), Term(slopes)])
+        other.step(terms=[Term(poisson, y), Term(lambda u, x: gradient(u, x), x)])
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-8)

@@ -147,6 +147,13 @@ class OwnForward(nn.Module):
     __call__ = forward
 
 
+def flatten_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Build]:
+    """Return the leaves of the arguments of a call, and what builds (args, kwargs) from leaves."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return [args[0]], _of_one_tensor
+    return flatten((args, kwargs))
+
+
 def _of_one_tensor(leaves: Sequence[Any]) -> tuple[tuple[Any], dict[str, Any]]:
     return (leaves[0],), {}
 
@@ -158,12 +165,7 @@ class Batch:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        leaves: list[Any]
-        self.build: Build
-        if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
-            leaves, self.build = [args[0]], _of_one_tensor
-        else:
-            leaves, self.build = flatten((args, kwargs))
+        leaves, self.build = flatten_call(args, kwargs)
         self.given = leaves
         self.leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         sizes = [leaf.shape[0] for leaf in self.leaves if isinstance(leaf, Tensor) and leaf.ndim > 0]

@@ -46,6 +46,10 @@ class Stream:
     """
 
     name: ClassVar[str] = "stream"
+    memory_advice: ClassVar[str] = (
+        "Lower the engine's chunk_size (samples at a time, bounds the activations; 'auto' chooses), set "
+        "low_memory=True (J is not held; one output per sample) or lower the batch size (bounds J)"
+    )
     chunk_size: int | str | None = None
     conv_path: str = "static"
     low_memory: bool = False
@@ -91,6 +95,9 @@ class Vmap:
     """
 
     name: ClassVar[str] = "vmap"
+    memory_advice: ClassVar[str] = (
+        "Lower the engine's chunk_size (samples at a time, bounds the activations) or the batch size (bounds J)"
+    )
     chunk_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +114,7 @@ class Loop:
     """Form J by one backward pass per row: slow, for tests and unusual networks."""
 
     name: ClassVar[str] = "loop"
+    memory_advice: ClassVar[str] = "Lower the batch size, which bounds J and the activations"
 
     def build(self) -> Engine:
         """Return such an engine."""
@@ -122,6 +130,7 @@ class Rows:
     """
 
     name: ClassVar[str] = "rows"
+    memory_advice: ClassVar[str] = Loop.memory_advice
 
     def build(self) -> Engine:
         """Return such an engine."""

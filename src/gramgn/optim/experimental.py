@@ -77,7 +77,7 @@ def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *examp
     device = next(iter(trained.params.values())).device
     engine = check_capturable(optimizer, device)
     check_modes(device)
-    with explained_out_of_memory(trained.params), torch.enable_grad():
+    with explained_out_of_memory(trained.params, "Lower the batch size"), torch.enable_grad():
         return CapturedStep(optimizer, engine, trained, residuals, example)
 
 

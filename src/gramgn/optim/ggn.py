@@ -24,7 +24,7 @@ from gramgn.optim.info import WARNINGS, StepInfo, report
 from gramgn.optim.kept import Kept, structure_of
 from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import SquaredError, make_loss
-from gramgn.optim.rows import Objective, RowMemory
+from gramgn.optim.rows import OF_TERMS, Objective, RowMemory
 from gramgn.optim.runtime import explained_out_of_memory
 from gramgn.optim.settings import (
     OF_ALL,
@@ -228,12 +228,13 @@ class GramGaussNewton(torch.optim.Optimizer):
         check_modes(params[0].device)
 
         before = None if self._acceptance is None else Snapshot(self._model, params[0].device)
-        with explained_out_of_memory(trained.params), torch.enable_grad():
+        advice = self._options["engine"].memory_advice if objective is None else OF_TERMS
+        with explained_out_of_memory(trained.params, advice), torch.enable_grad():
             if objective is None:
                 J = self._engine.linearise(self._model, trained, closure, self._loss)
             else:
                 J = objective.linearise()
-        with explained_out_of_memory(trained.params, J.reading.residual), torch.no_grad():
+        with explained_out_of_memory(trained.params, advice, J.reading.residual), torch.no_grad():
             previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
             model = linear_model(J, trained, previous, self.counts["steps"] + 1)
             outcome = self._decide(model, settings, closure, before)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gramgn.optim.closure import Closure, Trained
 from gramgn.optim.kernels import OFF
 from gramgn.optim.losses import Loss, Reading
-from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype
+from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, zero_gram
 
 
 class Linearisation(Protocol):
@@ -105,13 +105,13 @@ class BlockLinearisation:
 
     def gram(self) -> Tensor:
         """Return G by group: products in float32 or better, their sum in float64."""
-        n, home = len(self.blocks[0]), float64_home(self.blocks[0].device)
-        G = torch.zeros(self.trained.num_groups, n, n, dtype=torch.float64, device=home)
+        first = self.blocks[0]
+        G = zero_gram(self.trained.num_groups, len(first), first.device)
         with full_precision_products():
             for block, group in zip(self.blocks, self.trained.groups, strict=True):
                 J = block.to(product_dtype(block.dtype))
                 # G = sum over parameters of J J^T
-                G[group] += (J @ J.T).to(home).to(torch.float64)
+                G[group] += (J @ J.T).to(G.device).to(torch.float64)
         return symmetric(G)
 
     def jvp(self, direction: Sequence[Tensor]) -> Tensor:

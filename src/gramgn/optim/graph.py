@@ -67,7 +67,7 @@ class LoopEngine(Engine):
         if check is not None and check.due:
             for original, batch in calls:
                 check_samples_apart(model, original, batch, num_samples, trained.params)
-        blocks = self._blocks(rows, tensors)
+        blocks = self.blocks(rows, tensors)
         by_name = {name: block.unsqueeze(1) for name, block in zip(trained.params, blocks, strict=True)}
         if check is not None and check.is_needed(by_name):
             # Finds gradients that are no derivatives.
@@ -75,14 +75,14 @@ class LoopEngine(Engine):
             with check.recorded() as verified:
                 comparison.expect(rows)
                 comparison.pull(by_name)
-                verified |= comparison.compare()
+                verified |= comparison.compare(_no_derivative)
         if reading.root is not None:
             R = reading.root.mT
             blocks = [(R @ block.view(*R.shape[:2], -1)).flatten(end_dim=1) for block in blocks]
         reading = replace(reading.detached(), by_graph=True)
         return BlockLinearisation(reading, num_samples, eps, blocks, trained)
 
-    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    def blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
         """Return J by parameter, one backward pass after the other."""
         blocks = [param.new_empty(len(rows), param.numel()) for param in params]
         for i, row in enumerate(rows):
@@ -137,7 +137,7 @@ class RowsEngine(LoopEngine):
         reading = loss.read(returned, outputs[0] if is_square and outputs else first, num_samples)
         return self.of_graph(model, trained, reading, num_samples, calls)
 
-    def _blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
+    def blocks(self, rows: Tensor, params: Sequence[Tensor]) -> list[Tensor]:
         """Return J by parameter, some rows at a time; from the first failure on, one by one."""
         if self._batched:
             try:
@@ -155,7 +155,7 @@ class RowsEngine(LoopEngine):
                     RuntimeWarning,
                     stacklevel=6,
                 )
-        return super()._blocks(rows, params)
+        return super().blocks(rows, params)
 
 
 def _batched_gradients(rows: Tensor, params: Sequence[Tensor], start: int) -> list[Tensor]:
@@ -179,3 +179,12 @@ def _as_it_is(original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if transform_around([first]):
         return returned, None
     return returned, first.shape[0] if first.ndim else 1
+
+
+def _no_derivative(name: str, error: float | None) -> str:
+    """Return what is wrong where autograd disagrees with itself; see `Explain`."""
+    return (
+        f"parameter '{name}': the Jacobian that the engine formed is not autograd's (relative error {error:.0e}). The "
+        "network, or the closure, contains a gradient that is no derivative (torch.autograd.Function): no engine can "
+        "form J"
+    )

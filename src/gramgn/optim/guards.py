@@ -34,7 +34,7 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"model must be a torch.nn.Module, got {type(model).__name__}: pass the network itself, not "
-            "model.parameters()"
+            "model.parameters(); several networks as an nn.ModuleList or nn.ModuleDict"
         )
     compiled = hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
     if compiled or isinstance(model, (torch.jit.ScriptModule, *WRAPPERS)):

@@ -96,6 +96,8 @@ class Outputs:
 
     def _are_inputs(self, sources: Sequence[Tensor]) -> bool:
         """Return whether arguments of a call depend on trained parameters through outputs at most."""
+        if not sources:
+            return True
         try:
             nested = bool(self._reached(sources))
         except NotBySampleError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -21,78 +21,58 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn.optim.closure import Trained
-from gramgn.optim.engines import Loop, Options, Rows, Stream
-from gramgn.optim.gram import Engine
+from gramgn.optim.engines import Options, Stream
+from gramgn.optim.gram import BlockLinearisation, Engine
+from gramgn.optim.graph import LoopEngine
 from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import Reading, SquaredError, mean_square
 from gramgn.optim.runtime import (
     attention_by_products,
-    float64_home,
+    by_group,
     full_precision_products,
     jacobian_eps,
     product_dtype,
     span,
+    zero_gram,
 )
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream.recurrent import states_of_one_sample
 from gramgn.optim.terms import Residual, Term
+from gramgn.optim.verify import Comparison, Verifier, agree, verify
 from gramgn.optim.vmap import buffers_kept
 
 CHUNK_BYTES = {"cpu": 2**29}
 """What one chunk of samples may allocate in total, most of which is released on the way; on other devices 4 GiB."""
+OF_TERMS = "J of terms is held: lower the number of samples, or the engine's chunk_size (samples at a time)"
+"""What to lower where memory runs out."""
 TILE = 128
 COLUMNS = 4096
 
 Params = dict[str, Tensor]
+Chunk = tuple[Tensor, ...]
 Form = Callable[..., tuple[Tensor, Params]]
 """Gives the residuals of a chunk of samples, [b] or [b, k], and their rows by parameter, [b, ...] or [b, k, ...]."""
 
 
 @dataclass(frozen=True)
-class RowsLinearisation:
-    """r and J of all terms; see `Linearisation`."""
+class RowsLinearisation(BlockLinearisation):
+    """r and J of all terms, whose blocks are columns of one matrix."""
 
-    reading: Reading
-    num_samples: int
-    eps: float
-    trained: Trained
-    rows: Tensor  # J [n, m]
-    columns: Sequence[slice]  # of each parameter
+    rows: Tensor  # J [n, m], with the columns of a parameter group next to each other
 
     def gram(self) -> Tensor:
         """Return G = J J^T by parameter group, [groups, n, n] in float64."""
-        home, n = float64_home(self.rows.device), len(self.rows)
-        G = torch.zeros(self.trained.num_groups, n, n, dtype=torch.float64, device=home)
+        G, start = zero_gram(self.trained.num_groups, len(self.rows), self.rows.device), 0
+        widths = by_group(
+            [block.shape[1] for block in self.blocks], self.trained.groups, self.trained.num_groups
+        )
         with full_precision_products():
-            for group in sorted(set(self.trained.groups)):
-                columns = [
-                    c for c, own in zip(self.columns, self.trained.groups, strict=True) if own == group
-                ]
-                add_gram_(G[group], self.rows[:, columns[0].start : columns[-1].stop])
+            for group, of_group in enumerate(widths):
+                stop = start + int(sum(of_group))
+                if stop > start:
+                    add_gram_(G[group], self.rows[:, start:stop])
+                start = stop
         return G
-
-    def jvp(self, direction: Sequence[Tensor]) -> Tensor:
-        """Return J d, [n] in float64."""
-        dtype = product_dtype(self.rows.dtype)
-        d = torch.zeros(self.rows.shape[1], dtype=dtype, device=self.rows.device)
-        for columns, part in zip(self.columns, direction, strict=True):
-            d[columns] = part.flatten().to(dtype)
-        with full_precision_products():
-            product = self.rows.to(dtype) @ d
-        return product.to(float64_home(product.device)).to(torch.float64)
-
-    def write_rows_(self, out: Sequence[Tensor]) -> None:
-        """Write J into `out`."""
-        for columns, block in zip(self.columns, out, strict=True):
-            block.copy_(self.rows[:, columns])
-
-    def add_vjp_(self, out: Sequence[Tensor], u: Tensor, scales: Sequence[float]) -> None:
-        """Add J^T u times the scales to `out`."""
-        dtype = product_dtype(self.rows.dtype)
-        with full_precision_products():
-            pulled = u.to(dtype).to(self.rows.device) @ self.rows.to(dtype)
-        for columns, tensor, scale in zip(self.columns, out, scales, strict=True):
-            tensor.add_(pulled[columns].view(tensor.shape), alpha=scale)
 
 
 def add_gram_(G: Tensor, rows: Tensor) -> None:
@@ -124,6 +104,7 @@ class RowMemory:
         self._matrix = torch.empty(0, 0)
         self._fitting: dict[Any, int] = {}
         self.num_rows = 0
+        self.verifier = Verifier()
 
     def clear(self, m: int, dtype: torch.dtype, device: torch.device) -> None:
         """Start a new J of m columns."""
@@ -150,8 +131,7 @@ class RowMemory:
         """Return the number of samples whose rows are formed at a time; measured once per kind of term."""
         if chunk_size is not None:
             return chunk_size
-        function = term.function
-        kind = (getattr(function, "__code__", type(function)), *(t.shape[1:] for t in term.tensors))
+        kind = term.kind
         if kind not in self._fitting:
             self._fitting[kind] = _samples_that_fit(model, form, term.tensors)
         return self._fitting[kind]
@@ -195,14 +175,15 @@ class Objective:
             )
         self.model, self.trained, self.terms, self.memory = model, trained, terms, memory
         self.engine, self.convention = engine, convention
-        self.samplewise = isinstance(options, (Loop, Rows))
+        self.samplewise = isinstance(engine, LoopEngine)
         chunk_size = getattr(options, "chunk_size", None)
         self.chunk_size = chunk_size if isinstance(chunk_size, int) else None
         self.counts: list[int] = []
         """The number of samples of each term, which closures show when they are called."""
         self.residuals: list[Tensor] = []
         """r of each term as its function returned it, [b] or [b, k], at the parameters of `linearise`."""
-        self._chunks: list[list[tuple[Tensor, ...]]] = []
+        self._parts: list[tuple[Residual, Form, list[Chunk]]] = []  # of the terms with samples
+        self._by_graph: set[int] = set()  # the numbers of the closures that may differentiate
 
     def linearise(self) -> RowsLinearisation:
         """Return r and J at the current parameters.
@@ -233,25 +214,67 @@ class Objective:
         r = self._stacked(self.residuals)
         reading = Reading(mean_square(r), r, r)
         eps = jacobian_eps(self.model, dtype, device)
-        return RowsLinearisation(reading, sum(self.counts), eps, self.trained, J, columns)
+        blocks = [J[:, part] for part in columns]
+        self._verify(blocks, eps)
+        return RowsLinearisation(reading, sum(self.counts), eps, blocks, self.trained, J)
 
     def residual(self) -> Tensor:
         """Return the scaled residuals r [n] at the current parameters, which `linearise` has seen."""
-        found = []
-        for term, chunks in zip(self.terms, self._chunks, strict=True):
-            if not term.samples:
-                found.append(term.function())
-                continue
-            parts = []
-            one = Residual(self.model, term)
-            for chunk in chunks:
-                if self.samplewise:
-                    parts.append(torch.stack([one(*sample) for sample in zip(*chunk, strict=True)]))
-                else:
-                    with attention_by_products(), states_of_one_sample(self.model):
-                        parts.append(vmap(one, randomness="different")(*chunk))
-            found.append(torch.cat(parts))
+        found, parts = [], iter(self._parts)
+        for number, term in enumerate(self.terms):
+            # Such a closure, and functions that are run one by one, may differentiate by torch.autograd.
+            with torch.set_grad_enabled(self.samplewise or number in self._by_graph):
+                if not term.samples:
+                    found.append(term.function().detach())
+                    continue
+                one, _, chunks = next(parts)
+                found.append(torch.cat([self._residuals(one, chunk).detach() for chunk in chunks]))
         return self._stacked(found)
+
+    def _verify(self, blocks: Sequence[Tensor], eps: float) -> None:
+        """Compare the rows that `torch.func` forms with an ordinary backward pass in some steps; see `Verifier`."""
+        by_name = dict(zip(self.trained.params, blocks, strict=True))
+        modes = tuple(module.training for module in self.model.modules())
+        structure = (modes, self.samplewise, tuple(by_name), *(term.kind for term in self.terms))
+        n = sum(r.numel() for r, term in zip(self.residuals, self.terms, strict=True) if term.samples)
+        check = self.memory.verifier.begin(structure, self.trained.params)
+        if not n or check is None or not check.is_needed(by_name):
+            return
+
+        def plain(comparison: Comparison) -> Tensor:
+            found: list[Tensor] = []
+            for one, _, chunk in self._each_chunk():
+                r = self._residuals(one, chunk)
+                alone = one(*(tensor[0] for tensor in chunk))
+                if not agree(r[0].detach(), alone.detach(), comparison.eps):
+                    raise ValueError(_explained_jacobian("", None))
+                if r.requires_grad:
+                    comparison.expect(r.flatten(), first=sum(map(len, found)))
+                found.append(r.detach().flatten())
+            return torch.cat(found)
+
+        def engine(comparison: Comparison) -> Tensor:
+            found: list[Tensor] = []
+            for _, form, chunk in self._each_chunk():
+                r, parts = form(*chunk)
+                rows = {name: part.reshape(r.numel(), 1, -1) for name, part in parts.items()}
+                comparison.pull(rows, sum(map(len, found)))
+                found.append(r.flatten())
+            return torch.cat(found)
+
+        verify(check, self.model, n, plain, engine, k=1, explain=_explained_jacobian)
+
+    def _each_chunk(self) -> Iterator[tuple[Residual, Form, Chunk]]:
+        for one, form, chunks in self._parts:
+            for chunk in chunks:
+                yield one, form, chunk
+
+    def _residuals(self, one: Residual, chunk: Chunk) -> Tensor:
+        """Return the residuals of a chunk of samples, [b] or [b, k]."""
+        if self.samplewise:
+            return torch.stack([one(*sample) for sample in zip(*chunk, strict=True)])
+        with attention_by_products(), states_of_one_sample(self.model):
+            return vmap(one, randomness="different")(*chunk)
 
     def report(self, info: StepInfo) -> StepInfo:
         """Return the statistics of a step with the loss of all terms, and those of each."""
@@ -285,16 +308,18 @@ class Objective:
     def _add_closure(self, term: Term, columns: Sequence[slice], expected: int) -> int:
         """Add the rows of a closure to J, as the optimizer's engine forms them; return its number of samples."""
         J = self.engine.linearise(self.model, self.trained, term.function, SquaredError())
+        if J.reading.by_graph:
+            self._by_graph.add(len(self.residuals))
         rows = self.memory.add(J.reading.residual.numel(), expected)
         J.write_rows_([rows[:, part] for part in columns])
         self.residuals.append(J.reading.residual)
-        self._chunks.append([])
         return J.num_samples
 
     def _add(self, term: Term, columns: Sequence[slice], expected: int, scale: float) -> None:
         """Add the rows of a term to J."""
-        form = self._former(term)
-        with _explained(term), buffers_kept(self.model):
+        one = Residual(self.model, term)
+        form = self._former(one, term)
+        with _explained(term, self.model, self.samplewise), buffers_kept(self.model):
             chunks = _split(
                 term.tensors, self.memory.samples_at_a_time(self.model, term, form, self.chunk_size)
             )
@@ -308,16 +333,15 @@ class Objective:
                     torch.mul(blocks.pop(name).reshape(r.numel(), -1), scale, out=rows[:, part])
                 parts.append(r)
         self.residuals.append(torch.cat(parts))
-        self._chunks.append(chunks)
+        self._parts.append((one, form, chunks))
         if not rows[0].any():
             with torch.enable_grad():
-                _check_dependence(Residual(self.model, term)(*(tensor[0] for tensor in term.tensors)), term)
+                _check_dependence(one(*(tensor[0] for tensor in term.tensors)), term)
 
-    def _former(self, term: Term) -> Form:
+    def _former(self, one: Residual, term: Term) -> Form:
         """Return the function that forms the rows of a chunk of samples."""
-        one = Residual(self.model, term)
-        if self.samplewise:
-            return partial(_by_autograd, one, self.trained.params)
+        if isinstance(self.engine, LoopEngine):
+            return partial(_by_autograd, self.engine, one, self.trained.params)
         # Everything is detached: the derivatives are taken inside, and a residual that still requires a gradient
         # outside depends on a tensor that is no parameter of the model.
         given = {f"model.{name}": param.detach() for name, param in self.model.named_parameters()}
@@ -355,22 +379,12 @@ def _by_transforms(residuals: Callable[[Params], Tensor], params: Params) -> tup
     return r, blocks
 
 
-def _by_autograd(one: Residual, params: Params, *chunk: Tensor) -> tuple[Tensor, Params]:
+def _by_autograd(engine: LoopEngine, one: Residual, params: Params, *chunk: Tensor) -> tuple[Tensor, Params]:
     """Return the same of a chunk of samples, taken one by one, with one backward pass per row."""
-    residuals, rows = [], []
-    for sample in zip(*chunk, strict=True):
-        r = one(*sample)
-        _check_dependence(r, one.term)
-        for entry in r.reshape(-1).unbind():
-            rows.append(
-                torch.autograd.grad(
-                    entry, list(params.values()), retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-            )
-        residuals.append(r.detach())
-    return torch.stack(residuals), {
-        name: torch.stack(blocks) for name, blocks in zip(params, zip(*rows, strict=True), strict=True)
-    }
+    r = torch.stack([one(*sample) for sample in zip(*chunk, strict=True)])
+    _check_dependence(r, one.term)
+    blocks = engine.blocks(r.flatten(), list(params.values()))
+    return r.detach(), dict(zip(params, blocks, strict=True))
 
 
 def _check_dependence(r: Tensor, term: Term) -> None:
@@ -400,7 +414,7 @@ def _columns(trained: Trained) -> tuple[list[slice], int]:
     return columns, stop
 
 
-def _split(tensors: Sequence[Tensor], step: int) -> list[tuple[Tensor, ...]]:
+def _split(tensors: Sequence[Tensor], step: int) -> list[Chunk]:
     """Return chunks of samples of nearly equal size, at most `step`."""
     return list(zip(*(tensor.chunk(-(-len(tensor) // step)) for tensor in tensors), strict=True))
 
@@ -431,14 +445,36 @@ def _samples_that_fit(model: nn.Module, form: Form, tensors: Sequence[Tensor]) -
     return max(1, CHUNK_BYTES.get(device.type, 2**32) // max(1, allocations.num_bytes))
 
 
+def _explained_jacobian(name: str, error: float | None) -> str:
+    """Return what is wrong with a term; see `Explain`."""
+    what = "the residuals of a term differ between two calls, or between all samples at once and one alone"
+    if error is not None:
+        what = f"parameter '{name}': the Jacobian of the terms is not autograd's (relative error {error:.0e})"
+    return (
+        f"{what}. Either the function, or the network, keeps a state that changes from call to call, or draws random "
+        "numbers that are not torch's. Or it contains a gradient that is no derivative, or one "
+        "that torch.func cannot form: try engine='rows', which takes one sample after the other"
+    )
+
+
 @contextmanager
-def _explained(term: Term) -> Iterator[None]:
+def _explained(term: Term, model: nn.Module, samplewise: bool) -> Iterator[None]:
     """Say where torch's own errors come from."""
     try:
         yield
     except RuntimeError as error:
+        way = (
+            "one sample after the other"
+            if samplewise
+            else "torch.func for all samples at once; engine='rows' takes one sample after the other, which is slow"
+        )
+        given, own = _kinds(term.tensors), _kinds(model.parameters())
         error.add_note(
-            f"This came from term {term.name!r}, which torch.func runs for all samples at once; engine='rows' "
-            "calls it for one sample after the other, without torch.func.vmap, which is slow."
+            f"This came from term {term.name!r} with samples {given} (the model: {own}), run by {way}."
         )
         raise
+
+
+def _kinds(tensors: Iterable[Tensor]) -> str:
+    """Return the formats and devices of tensors."""
+    return ", ".join(sorted({f"{str(x.dtype).removeprefix('torch.')} on {x.device}" for x in tensors}))

@@ -230,13 +230,50 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+class GramMemoryError(torch.OutOfMemoryError):
+    """The Gram matrix does not fit.
+
+    Args:
+        n: Its number of rows.
+        num_groups: The number of parameter groups, each of which has one.
+    """
+
+    def __init__(self, n: int, num_groups: int) -> None:
+        groups = f" for each of {num_groups} parameter groups" if num_groups > 1 else ""
+        super().__init__(
+            f"out of memory: the Gram matrix G of {n} rows (one per sample and output) takes {n * n / 2**27:.3g} GiB"
+            f"{groups}, and solving with it as much again, whatever the engine. Lower the batch size: half as "
+            "many rows take a quarter of that"
+        )
+
+
+def zero_gram(num_groups: int, n: int, device: torch.device) -> Tensor:
+    """Return memory for G by parameter group, [groups, n, n] in float64, filled with zeros.
+
+    Raises:
+        GramMemoryError: It does not fit.
+    """
+    home = float64_home(device)
+    try:
+        # The CPU grants more than there is, and kills the process that uses it.
+        if num_groups * n * n >= 2**27 and num_groups * n * n * 8 > free_bytes(home):
+            raise GramMemoryError(n, num_groups)
+        return torch.zeros(num_groups, n, n, dtype=torch.float64, device=home)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, GramMemoryError) or not is_out_of_memory(error):
+            raise
+        raise GramMemoryError(n, num_groups) from error
+
+
 @contextmanager
-def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | None = None) -> Iterator[None]:
-    """Turn running out of memory into an error that names sizes and what to lower."""
+def explained_out_of_memory(
+    params: Mapping[str, Tensor], advice: str, residual: Tensor | None = None
+) -> Iterator[None]:
+    """Turn running out of memory into an error that names sizes, and what to lower (`advice`)."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if isinstance(error, GramMemoryError) or not is_out_of_memory(error):
             raise
         m = sum(param.numel() for param in params.values())
         row_bytes = sum(param.numel() * param.element_size() for param in params.values())
@@ -244,13 +281,14 @@ def explained_out_of_memory(params: Mapping[str, Tensor], residual: Tensor | Non
             size = f"J takes {row_bytes / 2**20:.4g} MiB per row (one row per sample and output)"
         else:
             rows = residual.numel()
+            if 8 * rows * rows > rows * row_bytes:
+                raise GramMemoryError(rows, 1) from error
             size = (
                 f"J takes about {rows * row_bytes / 2**20:.4g} MiB for {len(residual)} samples ({rows} rows)"
             )
         raise torch.OutOfMemoryError(
             f"out of memory while forming the Jacobian of {m} parameters: {size}, in addition to the activations. "
-            "Lower the engine's chunk_size (samples at a time, bounds the activations; 'auto' chooses), set "
-            "low_memory=True (J is not held) or lower the batch size (bounds J)"
+            f"{advice}"
         ) from error
 
 

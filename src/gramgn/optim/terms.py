@@ -7,7 +7,7 @@ to a damping that is multiplied by B, and by sqrt(w_t) in the convention `"sum"`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
 from typing import Any
@@ -63,6 +63,12 @@ class Term:
     def name(self) -> str:
         """The name of the function."""
         return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """What identifies its function and the shapes of its samples from step to step."""
+        code: Any = getattr(self.function, "__code__", type(self.function))
+        return (code, *(tensor.shape[1:] for tensor in self.tensors))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -172,7 +178,7 @@ class Residual(nn.Module):
         """Return the residuals of one sample, [k], or a number where the term's function does."""
         returned = self.term.function(OneSample(self.model), *self.term.arguments(sample))
         parts = [self._checked(part) for part in flatten(returned)[0]]
-        if not parts:
+        if not sum(part.numel() for part in parts):
             raise ValueError(f"term {self.term.name!r} returned nothing: it must return residuals")
         return (
             parts[0] if len(parts) == 1 and parts[0].ndim == 0 else torch.cat([p.reshape(-1) for p in parts])

@@ -78,6 +78,28 @@ def structure_of(model: nn.Module, batch: Batch, params: Mapping[str, Tensor]) -
     )
 
 
+CAUSES = (
+    "Either the network mixes samples (as in x - x.mean(dim=0), or by a leading dimension that is not the samples'): "
+    "each output must depend on its own sample only. Or a tensor that all samples share has as many entries as the "
+    "batch and was split among the samples: pass it to the model at construction. Or its outputs change from call to "
+    "call, by a state that it keeps or by random numbers that are not torch's"
+)
+
+Explain = Callable[[str, float | None], str]
+"""Says what is wrong: with the outputs of a model of this name, or with a parameter's J by its relative error."""
+
+
+def explained(name: str, error: float | None) -> str:
+    """Return the message of an engine that takes samples of a batch; see `Explain`."""
+    if error is None:
+        return f"{name} returns other outputs within a batch than for one sample alone. {CAUSES}. Or use engine='loop'"
+    return (
+        f"parameter '{name}': the Jacobian that the engine formed is not autograd's (relative error {error:.0e}). "
+        f"{CAUSES}. Or the network uses the parameter in a way that this engine cannot follow (a module that passes "
+        "intermediate results to others): use engine='rows'. Or it contains a gradient that is no derivative"
+    )
+
+
 class Verifier:
     """Remembers what has been compared. It is not saved: a resumed run compares anew, which changes no step."""
 
@@ -207,7 +229,7 @@ class Comparison:
             held = self.pulled.get(name)
             self.pulled[name] = pulled if held is None else held + pulled
 
-    def compare(self) -> set[str]:
+    def compare(self, explain: Explain | None = None) -> set[str]:
         """Reject J where it is not autograd's; return the names of the parameters that it proves right."""
         expected = {
             name: self._expected[name] if name in self._expected else torch.zeros_like(param)
@@ -221,7 +243,7 @@ class Comparison:
             pulled = self.pulled.get(name)
             error = _largest(grad if pulled is None else pulled.view(grad.shape).to(grad.dtype) - grad)
             if _exceeds(error, self._slack * root * max(sizes[name], 0.01 * largest)):
-                raise ValueError(_wrong_jacobian(name, error / max(sizes[name], 1e-300)))
+                raise ValueError((explain or explained)(name, error / max(sizes[name], 1e-300)))
             if sizes[name] > 0.01 * self._slack * root * largest:
                 verified.add(name)
         return verified
@@ -231,11 +253,11 @@ def verify(
     check: Check,
     model: nn.Module,
     b: int,
-    plain: Callable[[], Tensor],
+    plain: Callable[[Comparison], Tensor],
     engine: Callable[[Comparison], Tensor],
     *,
     k: int,
-    slopes: Tensor | None = None,
+    explain: Explain = explained,
 ) -> None:
     """Compare an engine with one ordinary pass over the whole batch, both run anew and in full precision.
 
@@ -246,10 +268,10 @@ def verify(
         check: The check of this step.
         model: The network.
         b: Number of samples.
-        plain: Runs the network on copies of its arguments, and returns the outputs [b, ...] with their graph.
+        plain: Runs the network on copies of its arguments, fills what the comparison expects, and returns the outputs.
         engine: Runs the engine on such copies: fills `pulled` of the comparison and returns the outputs.
         k: Number of residuals per sample.
-        slopes: dr/df [b, k, q]; None: the residuals are the outputs.
+        explain: Says what is wrong.
     """
     first = next(iter(check.params.values()))
     eps = torch.finfo(first.dtype).eps
@@ -262,15 +284,13 @@ def verify(
             )
             # Fused attention draws its masks out of sight.
             with state.kept(), full_precision(), attention_by_products(), numbers, torch.enable_grad():
-                expected = plain()
-                _check_outputs(expected, model, b)
-                comparison.expect(expected, slopes)
+                expected = plain(comparison)
                 state.restore()
                 comparison.state = state
                 output = engine(comparison)
-            if not _equal(output.detach().reshape(b, -1), expected.detach().reshape(b, -1), comparison.eps):
-                raise ValueError(_other_outputs(model))
-            verified |= comparison.compare()
+            if not agree(output.detach().reshape(b, -1), expected.detach().reshape(b, -1), comparison.eps):
+                raise ValueError(explain(type(model).__name__, None))
+            verified |= comparison.compare(explain)
             if not numbers.drawn or len(verified) == len(check.params):
                 return
 
@@ -314,7 +334,7 @@ def check_samples_apart(
     with state.kept(), full_precision(), products, constants, without_zeros(params), torch.enable_grad():
         whole = run([])
         if not agrees(batched) and not agrees(batched[:1]):
-            raise ValueError(_other_outputs(model))
+            raise ValueError(explained(type(model).__name__, None))
 
 
 @contextmanager
@@ -392,16 +412,17 @@ class ConstantRandomNumbers(TorchDispatchMode):
             tensor.fill_(self.constant)
 
 
-def _check_outputs(output: Tensor, model: nn.Module, b: int) -> None:
-    """Reject outputs of the whole batch that are not one entry per sample."""
+def check_outputs(output: Tensor, model: nn.Module, b: int) -> Tensor:
+    """Return the outputs of the whole batch, which must be one entry per sample."""
     if (output.shape[0] if output.ndim else 1) != b:
         raise ValueError(
             f"{type(model).__name__} returned {list(output.shape)} for {b} samples; its output must keep the batch in "
             "the leading dimension, [b] or [b, k]"
         )
+    return output
 
 
-def _equal(output: Tensor, expected: Tensor, eps: float) -> bool:
+def agree(output: Tensor, expected: Tensor, eps: float) -> bool:
     """Return whether outputs agree within rounding."""
     if output.shape != expected.shape:
         return False
@@ -415,27 +436,3 @@ def _exceeds(error: float, bound: float) -> bool:
 
 def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-CAUSES = (
-    "Either the network mixes samples (as in x - x.mean(dim=0), or by a leading dimension that is not the samples'): "
-    "each output must depend on its own sample only. Or a tensor that all samples share has as many entries as the "
-    "batch and was split among the samples: pass it to the model at construction. Or its outputs change from call to "
-    "call, by a state that it keeps or by random numbers that are not torch's"
-)
-
-
-def _other_outputs(model: nn.Module) -> str:
-    return (
-        f"{type(model).__name__} returns other outputs within a batch than for one sample alone. {CAUSES}. Or use "
-        "engine='loop'"
-    )
-
-
-def _wrong_jacobian(name: str, error: float) -> str:
-    return (
-        f"parameter '{name}': the Jacobian that the engine formed is not autograd's (relative error {error:.0e}). "
-        f"{CAUSES}. Or the network uses the parameter in a way that this engine cannot follow (a module that passes "
-        "intermediate results to others, a gradient that is no derivative): use another engine, engine='vmap' or "
-        "engine='loop'"
-    )

@@ -29,7 +29,7 @@ from gramgn.optim.outputs import OTHER_PARAMETERS, NotBySampleError, Outputs, jo
 from gramgn.optim.runtime import attention_by_products, jacobian_eps
 from gramgn.optim.stream.recurrent import states_of_one_sample
 from gramgn.optim.trees import Build, flatten, tensors_in
-from gramgn.optim.verify import Comparison, Verifier, structure_of, verify
+from gramgn.optim.verify import Comparison, Verifier, check_outputs, structure_of, verify
 
 Blocks = dict[str, Tensor]
 
@@ -69,7 +69,7 @@ class VmapEngine(Engine):
         # Without chunks in a few parts, so that this J takes less memory than the one that is held.
         step = self.chunk_size or -(-b // 4)
 
-        def plain() -> Tensor:
+        def plain(comparison: Comparison) -> Tensor:
             args, kwargs = batch.copy().chunk(0, b)
             leaves = [leaf for leaf in tensors_in(original(*args, **kwargs)) if leaf.is_floating_point()]
             if len(leaves) > 1 and any(not leaf.ndim or len(leaf) != b for leaf in leaves):
@@ -77,7 +77,9 @@ class VmapEngine(Engine):
                     f"the model returns {[list(leaf.shape) for leaf in leaves]} for {b} samples; engine='vmap' needs "
                     "the batch in the leading dimension of all outputs: use engine='stream'"
                 )
-            return joined(leaves)
+            output = check_outputs(joined(leaves), model, b)
+            comparison.expect(output)
+            return output
 
         def engine(comparison: Comparison) -> Tensor:
             outputs, copied = [], batch.copy()
@@ -116,7 +118,7 @@ class VmapRun:
         except RuntimeError as error:
             _explain_embeddings(model, error)
             _explain_recurrent(error)
-            error.add_note("This came from torch.func.vmap over samples; engine='loop' works without it.")
+            error.add_note("This came from torch.func.vmap over samples; engine='rows' works without it.")
             raise
         engine.verify(model, original, params, batch, blocks)
         before = len(self._outputs.tensors)
@@ -282,7 +284,7 @@ def _check_reached(output: Tensor, model: nn.Module) -> None:
     raise ValueError(
         "the model uses tensors that require gradients past its own modules, so they would get no Jacobian: "
         f"{', '.join(unreached) or 'tensors that are no parameters of the model'}. Read parameters as "
-        "attributes of the module that owns them in forward, or use engine='loop'"
+        "attributes of the module that owns them in forward, or use engine='rows'"
     )
 
 

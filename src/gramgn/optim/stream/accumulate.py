@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gramgn.optim.closure import Trained
 from gramgn.optim.gram import symmetric
-from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span
+from gramgn.optim.runtime import float64_home, full_precision_products, product_dtype, span, zero_gram
 from gramgn.optim.stream.blocks import Block, Buffers, Factors, Layout, LinearFactors, joined, weighted
 from gramgn.optim.stream.products import Products
 from gramgn.optim.verify import Comparison
@@ -92,7 +92,7 @@ class Accumulator:
         self._arrived: dict[str, int] = {}
         device = next(iter(trained.params.values())).device
         n = num_samples * num_residuals
-        self.G = torch.zeros(trained.num_groups, n, n, dtype=torch.float64, device=float64_home(device))
+        self.G = zero_gram(trained.num_groups, n, device)
 
     def begin(self, start: int, stop: int, j: int, expected: Mapping[str, int]) -> None:
         """Announce residual j of the samples `start` to `stop` - 1, with `expected` blocks per parameter."""

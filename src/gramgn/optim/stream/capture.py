@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Forward
 from gramgn.optim.runtime import RandomState, random_state
 from gramgn.optim.stream.attention import Part
 from gramgn.optim.stream.axes import PLAIN, Axis
 from gramgn.optim.stream.rules import CallsRule, Rule, rule_of
+from gramgn.optim.trees import flatten, map_tensors, tensors_in
 
 READ_THEIR_CHILDREN = (nn.MultiheadAttention,)
 """Modules that read the parameters of their children without calling them."""
@@ -168,10 +168,8 @@ def start_call(owner: Owner, forward: Forward, args: tuple[Any, ...], kwargs: di
         args = (args[0].detach(),)
         inputs: list[Tensor] = [args[0]]
     else:
-        args, kwargs = pytree.tree_map(
-            lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
-        )
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        args, kwargs = map_tensors((args, kwargs), Tensor.detach)
+        inputs = list(tensors_in((args, kwargs)))
     versions = [leaf._version for leaf in inputs]
     return Call(owner, forward, args, kwargs, inputs, versions, _next_number())
 
@@ -181,10 +179,10 @@ def end_call(call: Call, output: Any, receive: Receive) -> Any:
     if isinstance(output, Tensor):
         output = _hooked(call, output, receive)
     else:
-        leaves, structure = pytree.tree_flatten(output)
+        leaves, build = flatten(output)
         # Of copies, since a result may be made from another, whose gradient would then count its part twice.
         copies = [leaf.clone() if is_differentiable(leaf) else leaf for leaf in leaves]
-        output = pytree.tree_unflatten([_hooked(call, leaf, receive) for leaf in copies], structure)
+        output = build([_hooked(call, leaf, receive) for leaf in copies])
     call.last = _next_number()
     return output
 

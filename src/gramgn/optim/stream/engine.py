@@ -22,6 +22,7 @@ from gramgn.optim.closure import (
     Forward,
     Trained,
     call_closure,
+    flatten_call,
 )
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.graph import RowsEngine
@@ -50,8 +51,7 @@ from gramgn.optim.stream.jacobian import (
     StreamLinearisation,
 )
 from gramgn.optim.stream.products import BLAS, Products, preferred_backend
-from gramgn.optim.trees import tensors_in
-from gramgn.optim.verify import Check, Comparison, check_samples_apart, verify
+from gramgn.optim.verify import Check, Comparison, check_outputs, check_samples_apart, verify
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -270,9 +270,13 @@ class _Run:
         elif not woke or not again:
             return
 
-        def plain() -> Tensor:
+        def plain(comparison: Comparison) -> Tensor:
             args, kwargs = batch.copy().chunk(0, batch.size)
-            return self.selected(original(*args, **kwargs), batch.size)
+            output = check_outputs(
+                self.selected(original(*args, **kwargs), batch.size), self.model, batch.size
+            )
+            comparison.expect(output, slopes)
+            return output
 
         def engine(comparison: Comparison) -> Tensor:
             run = type(self)(self.engine, self.model, self.trained, anew=True)
@@ -292,7 +296,7 @@ class _Run:
                 self.backward.may_mix |= run.backward.may_mix
                 run.clear()
 
-        verify(check, self.model, batch.size, plain, engine, k=sums.k, slopes=slopes)
+        verify(check, self.model, batch.size, plain, engine, k=sums.k)
         self.check_apart(original, batch)
 
     def check_apart(self, original: Forward, batch: Batch) -> None:
@@ -329,7 +333,7 @@ class _AtOnce(_Run):
         self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, int | None]:
         """Run the model."""
-        reason = transform_around(tuple(tensors_in((args, kwargs))))
+        reason = transform_around(flatten_call(args, kwargs)[0])
         if reason:
             self.outputs.leave_out(reason)
             with self.reduced_precision():

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
-from torch.utils import _pytree as pytree
 
 from gramgn.optim.closure import Batch, OwnForward
 from gramgn.optim.runtime import attention_by_products
 from gramgn.optim.stream.capture import Call, is_differentiable
 from gramgn.optim.stream.recurrent import states_of_one_sample
+from gramgn.optim.trees import flatten
 
 MOST_SHOWN = 4
 """The number of modules of a type that a note names."""
@@ -46,7 +46,7 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
 
         def outputs(trained: dict[str, Tensor]) -> tuple[Tensor, ...]:
             output = functional_call(module, {**slots, **buffers, **trained}, args, kwargs, tie_weights=False)
-            leaves = [leaf for leaf in pytree.tree_leaves(output) if is_differentiable(leaf)]
+            leaves = [leaf for leaf in flatten(output)[0] if is_differentiable(leaf)]
             return tuple(leaves[place] for place in places)
 
         values, pull = vjp(outputs, trained)  # type: ignore[misc]
