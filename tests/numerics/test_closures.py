@@ -356,3 +356,33 @@ def test_gradients_by_parameters_stay_those_of_the_whole_graph() -> None:
     for each, engine in ((model, "rows"), (twin, "loop")):
         GramGaussNewton(each, lam=1.0, alpha=0.1, engine=engine).step(lambda each=each: residual(each))
     assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-10)
+
+
+class Inner(nn.Module):
+    """Has parameters of its own, for which there is no rule."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.weight, self.wrap = nn.Parameter(torch.randn(2, 3)), wrap
+
+    def forward(self, x: Any) -> Any:
+        x = x.x if isinstance(x, Given) else x["x"] if isinstance(x, UserDict) else x
+        return self.wrap(torch.tanh(x @ self.weight) + self.weight.sum())
+
+
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning")
+@pytest.mark.parametrize("wrap", [Given, lambda f: UserDict(x=f)])
+def test_modules_without_a_rule_that_pass_dataclasses(wrap: Callable[[Tensor], Any]) -> None:
+    """To one another, and out of the network."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Inner(wrap), Inner(wrap)).double()
+    model[1].weight = nn.Parameter(torch.randn(3, 2).double())
+    twin = copy.deepcopy(model)
+
+    def residual(u: nn.Module) -> Tensor:
+        returned = u(wrap(X))
+        return (returned.x if isinstance(returned, Given) else returned["x"]) - Y
+
+    for each, engine in ((model, "stream"), (twin, "loop")):
+        GramGaussNewton(each, lam=1.0, alpha=0.1, engine=engine).step(lambda each=each: residual(each))
+    assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-10)
