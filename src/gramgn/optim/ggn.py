@@ -197,7 +197,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         """Take one step on one mini-batch: on the residuals of a closure, or on terms.
 
         Args:
-            closure: Calls the model exactly once, on the whole batch, and returns the residuals f - y, [b] or [b, k]
+            closure: Calls the model on the whole batch, also several times, and returns residuals f - y, [b] or [b, k]
                 (for cross-entropy: logits [b, k] and labels [b]). It is called once, and with `adaptive_damping` or
                 `line_search` again per trial point, with the same random numbers and the same state of the network,
                 buffers included. The first tensor that the model is called with holds the samples in its leading

@@ -70,7 +70,7 @@ class Engine(Protocol):
         """Call `closure` once and differentiate what it returns.
 
         Args:
-            model: The network, which the closure calls exactly once.
+            model: The network, which the closure calls.
             trained: The trainable parameters; J has a column per entry of each.
             closure: Returns what `loss` reads.
             loss: Reads residuals and Jacobian from what was returned.

@@ -108,7 +108,8 @@ class RowsEngine(LoopEngine):
             self._noted = True
             warnings.warn(
                 "GramGaussNewton: J is formed by one backward pass per row, as with engine='rows', which is slow, "
-                f"because {reason}. Residuals written as terms, step(terms=[Term(residual, x), ...]), are faster",
+                f"because {reason}. Where each residual belongs to one sample, terms are faster: "
+                "step(terms=[Term(residual, x), ...])",
                 RuntimeWarning,
                 stacklevel=5,
             )

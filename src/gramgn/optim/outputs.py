@@ -42,7 +42,8 @@ class NotBySampleError(ValueError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"{reason}: write the residuals as terms, step(terms=[Term(residual, x), ...]), or use engine='rows'"
+            f"{reason}: use engine='rows' or, where each residual belongs to one sample, terms: "
+            "step(terms=[Term(residual, x), ...])"
         )
         self.reason = reason
 

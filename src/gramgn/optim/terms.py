@@ -28,7 +28,7 @@ class Term:
     differentiate it with `torch.func`. `u` has the attributes and items of the model: parts of it are functions of
     one sample as well, parameters are tensors. See `OneSample`.
 
-    A term without samples is a closure as `step(closure)` takes it: it calls the model once, on a batch, and its J is
+    A term without samples is a closure as `step(closure)` takes it: it calls the model on a batch, and its J is
     formed by the optimizer's engine. That is faster where the residuals are an ordinary call of a large network.
 
     Args:
