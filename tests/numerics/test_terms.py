@@ -116,6 +116,17 @@ def stokes(u: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     return laplacian(u.flow, x) - gradient(u.pressure, x), divergence(u["flow"], x)
 
 
+def stream_function(u: Any, x: Tensor) -> dict[str, Tensor]:
+    """Navier-Stokes for a stream function: third derivatives, in forward mode twice over reverse mode."""
+
+    def velocity(x: Tensor) -> Tensor:
+        along = gradient(lambda x: u(x)[0], x)
+        return torch.stack([along[1], -along[0]])
+
+    inertia = jacrev(velocity)(x) @ velocity(x)
+    return {"momentum": inertia + gradient(u, x)[1] - laplacian(velocity, x), "mass": divergence(velocity, x)}
+
+
 def forces(u: Any, sample: dict[str, Tensor]) -> dict[str, Tensor]:
     def energy(positions: Tensor) -> Tensor:
         return u(positions).energy
@@ -171,6 +182,7 @@ CASES = (
         lambda: [Term(poisson, points(5)), Term(value, points(3), points(3, 1), weight=10.0)],
     ),
     TermCase("stokes", pair, lambda: [Term(stokes, points(3)), Term(lambda u, x: u.pressure(x), points(2))]),
+    TermCase("stream_function", lambda: mlp(2, 2), lambda: [Term(stream_function, points(3))]),
     TermCase(
         "forces", Atoms,
         lambda: [Term(forces, {"at": torch.rand(3, 3, 2).double(), "energy": torch.rand(3).double()})],

@@ -33,6 +33,7 @@ from gramgn.optim.runtime import (
     jacobian_eps,
     product_dtype,
     span,
+    with_entries,
     zero_gram,
 )
 from gramgn.optim.snapshot import Snapshot
@@ -425,7 +426,7 @@ class _Allocations(TorchDispatchMode):
     num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = func(*args, **(kwargs or {}))
+        returned = func(*with_entries(args), **with_entries(kwargs or {}))
         if not any(each.alias_info for each in func._schema.returns):
             for tensor in pytree.tree_leaves(returned):
                 if isinstance(tensor, Tensor):

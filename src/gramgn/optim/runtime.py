@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import record_function
+from torch.utils import _pytree as pytree
 
 # Relative precision of float32 operations that are carried out in a shorter format.
 REDUCED_EPS = {"tf32": 3e-4, "bf16": 3e-3}
@@ -110,6 +111,14 @@ def _ieee(*backends: Any) -> Iterator[None]:
 def attention_by_products() -> AbstractContextManager[None]:
     """Compute attention by matrix products, for which `torch.func.vmap` has rules: it runs fused kernels in a loop."""
     return sdpa_kernel(SDPBackend.MATH)
+
+
+def with_entries(args: Any) -> Any:
+    """Return arguments of an operation with ordinary tensors in place of those that forward mode holds as a mere zero.
+
+    In a `TorchDispatchMode`, torch (2.14) crashes when it multiplies one by a number, below second derivatives.
+    """
+    return pytree.tree_map_only(Tensor, lambda x: x.clone() if x._is_zerotensor() else x, args)
 
 
 def is_capturing() -> bool:
