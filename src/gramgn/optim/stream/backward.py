@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
-from gramgn.optim.runtime import is_out_of_memory, span
+from gramgn.optim.runtime import is_capturing, is_out_of_memory, span
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.axes import PLAIN, Axis
 from gramgn.optim.stream.blocks import (
@@ -28,7 +28,7 @@ from gramgn.optim.stream.blocks import (
 )
 from gramgn.optim.stream.capture import Call, Graph, Node, Owner, Use, read_graph
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.fallback import module_gradients, note_missing_rules, without_advice
+from gramgn.optim.stream.fallback import is_batched, module_gradients, note_missing_rules, without_advice
 from gramgn.optim.stream.nodes import (
     BROADCAST,
     CALLS,
@@ -39,6 +39,7 @@ from gramgn.optim.stream.nodes import (
     gradients_by_call,
     gradients_by_calls,
     is_packed,
+    order_of,
     read_saved,
 )
 from gramgn.optim.stream.products import Products
@@ -73,10 +74,18 @@ class Plan:
     pulled: list[str]  # the parameters from which tables without samples are computed
     ends: list[int]  # the numbers of nodes with samples from which tables are computed as well
     may_mix: bool  # whether J may be right although the network mixes samples
+    orders: dict[int, tuple[Axis, tuple[Tensor, ...]]]  # by number of a node, what it orders the samples by
+    certain: bool  # whether the places of the samples could be seen
     one: bool  # whether there was one sample, which says nothing about the place of more
     deepest: set[int]  # the numbers of the nodes at which gradients are asked for
     expected: dict[str, int]  # the number of blocks of each parameter
     structure: Any  # identifies the way in which the network was run, but for shapes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether samples are in leading dimensions everywhere."""
+        axes = {axis for source in self.sources for axis in source.axes}.union(self.axes)
+        return axes <= {PLAIN, None} and not self.ends
 
 
 @dataclass
@@ -149,10 +158,13 @@ class Backward:
             )
         graph = read_graph(output, network.names)
         key = self._key(graph)
-        plan = network.plans.get(key)
         nodes = list(graph.nodes)
+        # What is decided for samples in leading dimensions holds for all other sizes.
+        shapes = tuple(tuple(result.shape) for node in nodes for result in node._input_metadata)
+        plan = network.plans.get(key) or network.plans.get((key, shapes))
         if plan is None or not self._follow(plan, nodes):
-            plan = network.plans[key] = self._decide(graph, key, network.modes)
+            plan = self._decide(graph, key, network.modes)
+            network.plans[key if plan.is_plain else (key, shapes)] = plan
             if len(network.plans) > MOST_PLANS:
                 del network.plans[next(iter(network.plans))]
         self._plan, self.may_mix = plan, plan.may_mix
@@ -399,7 +411,11 @@ class Backward:
 
     def _follow(self, plan: Plan, nodes: Sequence[Node]) -> bool:
         """Decide as in an earlier step with the same key. Return whether tensors have shapes that allow it."""
-        if plan.one and self.b > 1:
+        if not plan.certain or (plan.one and self.b > 1):
+            return False
+        if not is_capturing() and not all(
+            _equal(order_of(nodes[number], axis), order) for number, (axis, order) in plan.orders.items()
+        ):
             return False
         for call, active, axis in zip(self.calls, plan.active, plan.axes, strict=True):
             call.active, call.axis = active, axis
@@ -424,6 +440,11 @@ class Backward:
         for call in self.calls:
             if call.owner.rule is not None and any(edge.node in graph.nodes for edge in call.edges.values()):
                 call.check_unchanged()
+
+        @cache
+        def can_run_again(call: Call) -> bool:
+            return call.owner.rule is None and is_batched(call)
+
         results = Results(graph, self._output, self.params, self.b)
         takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in self.params}
         for call in self.calls:
@@ -439,11 +460,13 @@ class Backward:
         sources: dict[Node, dict[Entry, None]] = {}
         pulled = []
         for name, of_name in uses.items():
-            left = _give(of_name, [(call, local) for call, local in takers[name] if call.owner.rule])
+            by_rule = [(call, local) for call, local in takers[name] if call.owner.rule]
+            left = _give(of_name, by_rule, results)
             entries = results.entries(name, left)
             # One sample is a single call of the node.
             if self.b > 1 and any(entry.way == CALLS and not is_packed(node) for node, entry in entries):
-                left = _give(left, [(call, local) for call, local in takers[name] if not call.owner.rule])
+                others = [(call, local) for call, local in takers[name] if can_run_again(call)]
+                left = _give(left, others, results)
                 entries = results.entries(name, left)
             for node, entry in entries:
                 sources.setdefault(node, {})[entry] = None
@@ -475,13 +498,20 @@ class Backward:
             sources=found,
             pulled=pulled,
             ends=results.ends(sources),
+            orders=results.orders(),
+            certain=results.certain,
             one=self.b == 1,
             may_mix=results.shared
             or any(entry.way != ELEMENTWISE for source in found for entry in source.entries),
             deepest={graph.nodes[node] for node in graph.deepest(asked)},
             expected={name: counts[name] for name in self.params},
             # An operation more or less may mix samples, although the same modules are called.
-            structure=(modes, hash(tuple(part.path if isinstance(part, Owner) else part for part in key))),
+            structure=(
+                modes,
+                hash(tuple(part.path if isinstance(part, Owner) else part for part in key)),
+                tuple(call.axis for call in self.calls),
+                tuple(source.axes for source in found),
+            ),
         )
 
     def _hook_sources(self, nodes: Sequence[Node]) -> None:
@@ -550,12 +580,12 @@ class Backward:
             )
         formula = formula_of(node, entry.place)
         if entry.way == FORMULA and formula is not None and grad is not None and axis is not None:
-            return formula.gradients(saved, grad, axis, shape, self.b).to(like.dtype)
-        if entry.way == BROADCAST and axis is not None:
+            rows = formula.gradients(saved, grad, axis, shape, self.b)
+        elif entry.way == BROADCAST and axis is not None:
             rows = gradients_by_call(node, grads, axis, entry.place, shape, self.b)
         else:
             rows = gradients_by_calls(node, grads, source.axes, entry.place, shape, self.b)
-        return rows.to(like.dtype)
+        return (rows.real if rows.is_complex() and not like.dtype.is_complex else rows).to(like.dtype)
 
     def _is_factored(self, call: Call, x: Tensor) -> bool:
         """Return whether to keep a layer's block as factors: its parameters are used once, and it is cheaper."""
@@ -585,11 +615,15 @@ def _stacked(grads: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(dense) if dense else None
 
 
-def _give(uses: list[Use], takers: list[tuple[Call, str]]) -> list[Use]:
+def _equal(given: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
+    return len(given) == len(before) and all(map(torch.equal, given, before))
+
+
+def _give(uses: list[Use], takers: list[tuple[Call, str]], results: Results) -> list[Use]:
     """Let each call take the uses of a parameter that happened in it. Return the remaining uses."""
     left = uses
     for call, local in takers:
-        taken = [use for use in uses if call.contains(use.node)]
+        taken = [use for use in uses if call.contains(use.node) and not results.leaks(call, use)]
         if taken:
             call.active |= {local}
             left = [use for use in left if use not in taken]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
 from gramgn.optim.closure import Batch, OwnForward
-from gramgn.optim.runtime import attention_by_products
+from gramgn.optim.runtime import attention_by_products, is_out_of_memory
 from gramgn.optim.stream.capture import Call, is_differentiable
 from gramgn.optim.stream.recurrent import states_of_one_sample
 from gramgn.optim.trees import flatten
@@ -76,6 +76,28 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
         )
         raise
     return {name.removeprefix(PREFIX): gradients for name, gradients in pulled.items()}
+
+
+def is_batched(call: Call) -> bool:
+    """Return whether `torch.func.vmap` can run the module of a call."""
+    active, call.active = call.active, frozenset(call.owner.params)
+    results = {place: edge.node._input_metadata[edge.output_nr] for place, edge in call.edges.items()}
+    device = next(call.owner.module.parameters()).device
+    try:
+        module_gradients(
+            call,
+            {
+                place: torch.zeros(like.shape, dtype=like.dtype, device=device)
+                for place, like in results.items()
+            },
+        )
+    except (RuntimeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        return False
+    finally:
+        call.active = active
+    return True
 
 
 @contextmanager

@@ -32,7 +32,7 @@ BROADCASTING = frozenset(
             (name, 0)
             for name in ("Add", "Sub", "Mul", "Div", "Where", "Maximum", "Minimum", "Atan2", "Hypot")
         ),
-        *((name, 0) for name in ("Addcmul", "Addcdiv", "PreluKernel", "Lerp")),
+        *((name, 0) for name in ("Addcmul", "Addcdiv", "PreluKernel", "Lerp", "Logaddexp")),
         *((name, 1) for name in ("Lerp", "Pow")),
     )
 )
@@ -73,7 +73,7 @@ def is_elementwise(node: Node, axis: Axis, shape: Sequence[int], dtype: torch.dt
     if node.name() not in (ADD, SUB, MUL) or axis != PLAIN:
         return False
     output = node._input_metadata[0]
-    return output.dtype == dtype and has_no_samples(axis, output.shape, shape)
+    return output.dtype == dtype and not dtype.is_complex and has_no_samples(axis, output.shape, shape)
 
 
 def has_no_samples(axis: Axis, output: Sequence[int], shape: Sequence[int]) -> bool:
@@ -219,12 +219,12 @@ def _factors(first: str, second: str, places: tuple[int, int], alpha: bool) -> d
     """Return the formulas of a matrix product first second [..., M, N] whose rows or columns belong to samples."""
 
     def of_first(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
-        other = getattr(saved, second).to(grad.dtype)
+        other = getattr(saved, second).to(grad.dtype).conj()
         rows = axis.split(grad, b) @ axis.split(other, b).mT
         return rows * saved._saved_alpha if alpha and saved._saved_alpha != 1 else rows
 
     def of_second(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
-        other = getattr(saved, first).to(grad.dtype)
+        other = getattr(saved, first).to(grad.dtype).conj()
         rows = axis.split(other, b).mT @ axis.split(grad, b)
         return rows * saved._saved_alpha if alpha and saved._saved_alpha != 1 else rows
 
@@ -240,13 +240,20 @@ def _summand(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) ->
 
 
 def _vector(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
-    return (axis.split(saved._saved_self.to(grad.dtype), b).mT @ axis.split(grad, b).unsqueeze(-1)).squeeze(
-        -1
-    )
+    matrix = axis.split(saved._saved_self.to(grad.dtype).conj(), b)
+    return (matrix.mT @ axis.split(grad, b).unsqueeze(-1)).squeeze(-1)
 
 
 def _expanded(_: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
     return broadcast_gradients(grad, axis, shape, b)
+
+
+def _repeated(_: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    rows = axis.split(grad, b)
+    aligned = (1,) * (grad.ndim - len(shape)) + tuple(shape)
+    sizes = [(wide // max(n, 1), n) for n, wide in zip(aligned, rows.shape[1:], strict=True)]
+    copies = rows.reshape(b, *(size for pair in sizes for size in pair))
+    return copies.sum(dim=list(range(1, copies.ndim, 2))).reshape(b, *shape)
 
 
 def _term(sign: int) -> Formula:
@@ -296,12 +303,23 @@ def _kernel(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> 
 
 
 def _channels(_: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
-    """Return the gradients of the bias of a convolution."""
+    """Return the gradients of the summand of each channel."""
     return axis.split(grad, b).transpose(1, 2).flatten(2).sum(dim=2)
 
 
 def _in_images(node: Node, axis: Axis, _: Sequence[int]) -> bool:
     return axis.dim == 0
+
+
+def _layer_gain(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    normal = (saved._saved_input - saved._saved_result1) * saved._saved_result2
+    return broadcast_gradients(grad * normal.to(grad.dtype), axis, shape, b)
+
+
+def _group_gain(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    x, mean, scale = saved._saved_input, saved._saved_result1, saved._saved_result2
+    normal = ((x.reshape(*mean.shape, -1) - mean.unsqueeze(-1)) * scale.unsqueeze(-1)).view(x.shape)
+    return _channels(saved, grad * normal.to(grad.dtype), axis, shape, b)
 
 
 def _table(indices: Tensor, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
@@ -333,6 +351,10 @@ def _by_one_index(node: Node, axis: Axis, _: Sequence[int]) -> bool:
     """Return whether a node reads entries of a table by one tensor of numbers."""
     first, *others = node._saved_indices
     return not others and first is not None and first.dtype == torch.int64 and axis.dim < first.ndim
+
+
+def _selected(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
+    return _table(saved._saved_index, grad, axis, shape, b)
 
 
 def _bag(saved: Any, grad: Tensor, axis: Axis, shape: torch.Size, b: int) -> Tensor:
@@ -367,6 +389,12 @@ FORMULAS: Mapping[str, Mapping[int, Formula]] = {
     SUB: {0: _term(0), 1: _term(-1)},
     MUL: {0: _multiplier("_saved_other"), 1: _multiplier("_saved_self")},
     "ExpandBackward0": {0: Formula(_expanded, _is_broadcast)},
+    "RepeatBackward0": {0: Formula(_repeated, _is_broadcast)},
+    "NativeLayerNormBackward0": {
+        1: Formula(_layer_gain, _is_broadcast),
+        2: Formula(_expanded, _is_broadcast),
+    },
+    "NativeGroupNormBackward0": {1: Formula(_group_gain, _in_images), 2: Formula(_channels, _in_images)},
     "ConvolutionBackward0": {1: Formula(_kernel, _in_images), 2: Formula(_channels, _in_images)},
     "MmBackward0": _factors("_saved_self", "_saved_mat2", (0, 1), alpha=False),
     "BmmBackward0": _factors("_saved_self", "_saved_mat2", (0, 1), alpha=False),
@@ -382,9 +410,48 @@ FORMULAS: Mapping[str, Mapping[int, Formula]] = {
     "EmbeddingBackward0": {0: Formula(_embedding, _in_no_feature)},
     "EmbeddingBagBackward0": {0: Formula(_bag, lambda node, axis, _: axis.dim == 0)},
     "IndexBackward0": {0: Formula(_indexed, _by_one_index)},
+    "IndexSelectBackward0": {
+        0: Formula(_selected, lambda node, axis, _: axis.dim == node._saved_dim == 0),
+    },
 }
 
 
 def formula_of(node: Node, place: int) -> Formula | None:
     """Return the formula for the gradients of an input, if there is one."""
     return FORMULAS.get(node.name(), {}).get(place)
+
+
+ORDERED: Mapping[str, int] = {
+    **dict.fromkeys(
+        ("IndexBackward0", "IndexSelectBackward0", "GatherBackward0", "MaskedSelectBackward0"),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            "IndexPutBackward0",
+            "IndexAddBackward0",
+            "IndexCopyBackward0",
+            "ScatterBackward0",
+            "ScatterAddBackward0",
+            "MaskedScatterBackward0",
+        ),
+        1,
+    ),
+}
+"""Operations that may move samples by what they are given, with the number of the input that they move."""
+
+
+def order_of(node: Node, axis: Axis) -> tuple[Tensor, ...]:
+    """Return what says in which order a node moves the entries of the dimension of the samples.
+
+    `axis` says where these are in the larger of the input that is moved and the output.
+    """
+    if hasattr(node, "_saved_mask"):
+        return (node._saved_mask,)
+    if hasattr(node, "_saved_dim"):
+        return (node._saved_index,) if node._saved_dim == axis.dim else ()
+    indices = node._saved_indices
+    if any(index is not None and index.dtype == torch.bool for index in indices):
+        return tuple(index for index in indices if index is not None)
+    of_samples = indices[axis.dim] if axis.dim < len(indices) else None
+    return () if of_samples is None else (of_samples,)

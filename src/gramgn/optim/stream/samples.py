@@ -19,7 +19,7 @@ from torch import Tensor
 from gramgn.optim.runtime import is_capturing
 from gramgn.optim.stream.axes import MAJOR, PLAIN, Axis
 from gramgn.optim.stream.capture import Call, Graph, Node, Use
-from gramgn.optim.stream.nodes import way_of
+from gramgn.optim.stream.nodes import ORDERED, order_of, way_of
 from gramgn.optim.stream.rules import CallsRule
 from gramgn.optim.verify import without_zeros
 
@@ -51,13 +51,16 @@ class Results:
 
     Attributes:
         shared: Whether a call returned something without samples.
+        certain: Whether the gradients that were looked at show the places of the samples; zeros may hide them.
     """
 
     def __init__(self, graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int) -> None:
-        self.shared = False
+        self.shared, self.certain = False, True
         self._graph, self._params, self._b = graph, params, b
         guess = b == 1 or is_capturing()
-        self._axes = _guessed_axes(graph, b) if guess else find_axes(graph, output, params, b)
+        self._axes, self._hidden = (
+            (_guessed_axes(graph, b), set()) if guess else find_axes(graph, output, params, b)
+        )
         self._users: dict[Node, list[tuple[Node, int, int]]] = {}
         for node in graph.nodes:
             for place, (after, of_after) in enumerate(node.next_functions):
@@ -67,13 +70,32 @@ class Results:
     def of_node(self, node: Node) -> tuple[Axis | None, ...]:
         """Return where the samples are in each output of a node; nowhere in one without a gradient."""
         number = self._graph.nodes[node]
-        return tuple(self._axes.get((number, place)) for place in range(len(node._input_metadata)))
+        return tuple(self._at([(number, place)])[0] for place in range(len(node._input_metadata)))
+
+    def _at(self, keys: Iterable[tuple[int, int]]) -> list[Axis | None]:
+        keys = list(keys)
+        self.certain &= self._hidden.isdisjoint(keys)
+        return [self._axes.get(key) for key in keys]
 
     def _has_samples(self, node: Node) -> bool:
         number = self._graph.nodes[node]
         keys = [(number, place) for place in range(len(node._input_metadata))]
-        known = [self._axes[key] for key in keys if key in self._axes]
+        known = self._at(key for key in keys if key in self._axes or key in self._hidden)
         return bool(known) and None not in known
+
+    def orders(self) -> dict[int, tuple[Axis, tuple[Tensor, ...]]]:
+        """Return what determines the order of the samples, by the number of the node that is given it."""
+        orders = {}
+        for node, number in self._graph.nodes.items():
+            moved = ORDERED.get(node.name())
+            after, of_after = node.next_functions[moved] if moved is not None else (None, 0)
+            if after is None or after not in self._graph.nodes:
+                continue
+            inner, outer = self._axes.get((self._graph.nodes[after], of_after)), self._axes.get((number, 0))
+            axis = outer if moved else inner
+            if inner is not None and outer is not None and axis is not None:
+                orders[number] = axis, tuple(each.clone() for each in order_of(node, axis))
+        return orders
 
     def of_call(self, call: Call) -> Axis | None:
         """Return where the samples are in what a call returned; None: it can't provide blocks."""
@@ -84,6 +106,7 @@ class Results:
         if isinstance(rule, CallsRule):
             return PLAIN
         keys = [(self._graph.nodes[edge.node], edge.output_nr) for _, edge in reached]
+        self._at(keys)
         known = {self._axes[key] for key in keys if key in self._axes}
         # Gradients that are zero show nothing.
         axis = known.pop() if known else PLAIN
@@ -92,9 +115,9 @@ class Results:
             return None
         if rule is None:
             return axis if axis == PLAIN and not call.drew_random_numbers else None
-        if axis == PLAIN:
-            return axis
         (x,), (shape, *_) = call.inputs, call.shapes
+        if axis == PLAIN:
+            return axis if x.ndim and len(x) == self._b else None
         features = len(getattr(call.owner.module, "normalized_shape", (1,)))
         last = len(shape) - features if rule.any_places else 1
         return axis if axis.dim < last and x.shape[axis.dim] == shape[axis.dim] else None
@@ -120,6 +143,20 @@ class Results:
                     (user, at, (number, of_after)) for user, at, of_after in self._users.get(node, ())
                 ]
         return list(found)
+
+    def leaks(self, call: Call, use: Use) -> bool:
+        """Return whether something that a call computed from a parameter is used past the results of the call."""
+        ends = {edge.node for edge in call.edges.values()}
+        waiting, seen = [use.node], {use.node}
+        while waiting:
+            node = waiting.pop()
+            for user, _, _ in () if node in ends else self._users.get(node, ()):
+                if not call.contains(user):
+                    return True
+                if user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return False
 
     def ends(self, sources: Mapping[Node, Iterable[Entry]]) -> list[int]:
         """Return the numbers of the nodes with samples from which the tables of some sources are computed."""
@@ -150,8 +187,13 @@ def _guessed_axes(graph: Graph, b: int) -> Axes:
     return axes
 
 
-def find_axes(graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int) -> Axes:
-    """Return where the samples are in all results of a graph with its output [b, ...]; the graph stays."""
+def find_axes(
+    graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int
+) -> tuple[Axes, set[tuple[int, int]]]:
+    """Return where the samples are in all results of a graph with its output [b, ...]; the graph stays.
+
+    Also return those results whose gradients have zeros that hide it.
+    """
     leaves = [params[name] for name in dict.fromkeys(name for name, _ in graph.uses)]
     generator = torch.Generator().manual_seed(0)
     codes = _codes(b, generator).to(output.device, output.dtype)
@@ -191,13 +233,19 @@ def find_axes(graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int
                 for handle in handles:
                     handle.remove()
     axes: Axes = {}
+    hidden = set()
     for key, base in first.items():
         coded = second.get(key)
-        if coded is not None and bool(base.any()) and bool(base.isfinite().all() & coded.isfinite().all()):
+        if not bool(base.any()):
+            hidden.add(key)
+        elif coded is not None and bool(base.isfinite().all() & coded.isfinite().all()):
             size = shapes[key].numel()
             flat = places[size] if size > MOST_ENTRIES else torch.arange(size, device=base.device)
-            axes[key] = _axis(shapes[key], flat, base, coded, codes.to(base.dtype))
-    return axes
+            found = _matching(shapes[key], flat, base, coded, codes.to(base.dtype))
+            axes[key] = next(found, None)
+            if not bool(base.all()) and next(found, None) is not None:
+                hidden.add(key)
+    return axes, hidden
 
 
 def _codes(b: int, generator: torch.Generator) -> Tensor:
@@ -209,8 +257,8 @@ def _codes(b: int, generator: torch.Generator) -> Tensor:
     return torch.tensor(codes[:b])
 
 
-def _axis(shape: torch.Size, flat: Tensor, base: Tensor, coded: Tensor, codes: Tensor) -> Axis | None:
-    """Return the first place of the samples that agrees with some entries of two gradients."""
+def _matching(shape: torch.Size, flat: Tensor, base: Tensor, coded: Tensor, codes: Tensor) -> Iterator[Axis]:
+    """Return the places of the samples that agree with some entries of two gradients."""
     noise = 4 * torch.finfo(base.dtype).eps * base.abs().max()
     for axis in _candidates(shape, len(codes)):
         sizes = axis.sizes(shape, len(codes))
@@ -218,8 +266,7 @@ def _axis(shape: torch.Size, flat: Tensor, base: Tensor, coded: Tensor, codes: T
         index = flat // math.prod(shape[axis.dim + 1 :]) % shape[axis.dim]
         expected = base * codes[index // sizes[1] % len(codes)]
         if bool(((coded - expected).abs() <= CLOSE * expected.abs() + noise).all()):
-            return axis
-    return None
+            yield axis
 
 
 def _candidates(shape: torch.Size, b: int) -> Iterator[Axis]:
@@ -230,8 +277,8 @@ def _candidates(shape: torch.Size, b: int) -> Iterator[Axis]:
             yield Axis(dim)
     for dim in fitting:
         if shape[dim] != b:
-            yield Axis(dim, 1, None)
-            yield Axis(dim, None, 1)
+            yield Axis(dim, 1, shape[dim] // b)
+            yield Axis(dim, shape[dim] // b, 1)
     for dim in fitting:
         rest = shape[dim] // b
         yield from (Axis(dim, n, rest // n) for n in range(2, rest) if rest % n == 0)
