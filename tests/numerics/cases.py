@@ -592,6 +592,66 @@ class Frames(nn.Module):
         return y.unflatten(0, (len(x), -1)).tanh().sum(dim=(1, 3, 4))
 
 
+class Rotations(nn.Module):
+    """Complex numbers made from parameters, as factors of activations, in products with them, and by a real gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles, self.gains = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
+        self.modes, self.last = nn.Parameter(torch.randn(3, 4, 2)), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(x) * torch.polar(self.gains.exp(), self.angles) * self.gains
+        return self.last((spectrum @ torch.view_as_complex(self.modes)).abs()).squeeze(1)
+
+
+class Functions(nn.Module):
+    """Normalisations by functions, repeated tokens, and tables read by `index_select`; data decide on the flow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.shift = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.token, self.table = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.table.index_select(0, (x > 0).sum(dim=2).flatten()).view(x.shape)
+        x = torch.cat([x + read, self.token.repeat(len(x), 2, 1)], dim=1)
+        x = nn.functional.layer_norm(x, (4,), self.gain, self.shift).transpose(1, 2)
+        x = nn.functional.group_norm(torch.tanh(x), 2, self.shift, self.gain).transpose(1, 2)
+        x[x[:, :, 0] > 0] = self.token[0].sin()
+        return torch.cdist(x, self.table).sum(dim=(1, 2)) / self.gain.exp().sum()
+
+
+class Cubed(torch.autograd.Function):
+    """A user-defined function that `torch.func` cannot run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return factor * x**3
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, factor = ctx.saved_tensors
+        return 3 * grad * factor * x**2, (grad * x**3).sum(dim=0)
+
+
+class Forces(nn.Module):
+    """An energy and its derivative by the input, which is taken in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1)
+        self.factor = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.last(torch.tanh(self.norm(self.first(x))))
+            (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, Cubed.apply(self.first(force), self.factor)], dim=1)
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(2, 4, 3, padding=2, dilation=2, groups=2, padding_mode="reflect"),
@@ -707,6 +767,9 @@ CASES = (
     Case("decomposed_weight", DecomposedWeight, vectors(b=4)),
     Case("bags", Bags, lambda: (torch.randint(0, 7, (3, 3)),), vmap=False),
     Case("recomputed", Recomputed, vectors(b=5), vmap=False),
+    Case("rotations", Rotations, vectors(b=4, size=4)),
+    Case("functions", Functions, lambda: (torch.randn(3, 3, 4, dtype=torch.float64),), vmap=False),
+    Case("forces", Forces, vectors(b=4, size=4), vmap=False),
 )
 VMAP_CASES = tuple(case for case in CASES if case.vmap)
 CASES_BY_NAME = {case.name: case for case in CASES}

@@ -232,11 +232,11 @@ FOLLOWED = {
     "a state that changes from call to call": lambda: Of(
         lambda m, x: m.q(x).tanh().sum(1), q=Of(at_first_only, w=parameter(5, 3))
     ),
+    "a derivative inside the forward": lambda: Of(derivative_of_its_input, net=small_net()),
 }
 """What a module that is called again, sample by sample, would show wrongly."""
 
 UNSEEN = {
-    "a derivative inside the forward": lambda: Of(derivative_of_its_input, net=small_net()),
     "samples mixed in the first layer": lambda: Of(
         lambda m, x: m.q(x).tanh().sum(1), q=Of(lambda m, x: (x - x.mean(0)) @ m.w, w=parameter(5, 3))
     ),

@@ -125,6 +125,50 @@ TURNS: dict[str, list[Callable[[Net, Tensor], Tensor]]] = {
 }
 
 
+def reordered(net: Net, x: Tensor, order: Tensor) -> Tensor:
+    return net.second(hidden(net, x)[order] * net.shift)[order.argsort()]
+
+
+def some_tokens(net: Net, x: Tensor, *numbers: int) -> Tensor:
+    taken = torch.arange(5) < torch.tensor(numbers).unsqueeze(1)
+    tokens = hidden(net, x).unsqueeze(2) * net.shift
+    return torch.zeros(B, 5).double().index_add(0, taken.nonzero()[:, 0], net.second(tokens[taken]))
+
+
+def windows(net: Net, x: Tensor, *sizes: int) -> Tensor:
+    tokens = hidden(net, x)[:, :4].unflatten(1, sizes).transpose(0, 1).reshape(-1, 1)
+    return net.second(torch.tanh(tokens * net.shift)).view(sizes[0], B, sizes[1], 5).sum(dim=(0, 2))
+
+
+def times_first(net: Net, x: Tensor, mask: Tensor) -> Tensor:
+    """As many times as samples; the mask [times, samples] hides which is which."""
+    h = hidden(net, x)
+    times = net.second(torch.linspace(-1, 1, B).double().view(-1, 1, 1) * h)
+    return torch.tanh(net.second(h)) + (torch.tanh(times) * mask.double().unsqueeze(2)).sum(dim=0)
+
+
+# The same operations on other data, so that the samples are in other places.
+TURNS |= {
+    "the_order_of_the_samples": [
+        lambda n, x: reordered(n, x, torch.arange(B)),
+        lambda n, x: reordered(n, x, torch.arange(B).flip(0)),
+    ],
+    "the_tokens_that_are_taken": [
+        lambda n, x: some_tokens(n, x, 2, 2, 2, 2, 2, 2, 2),
+        lambda n, x: some_tokens(n, x, 2, 2, 5, 2, 2, 0, 1),
+    ],
+    "dimensions_of_one": [lambda n, x: windows(n, x, 1, 4), lambda n, x: windows(n, x, 2, 2)],
+    "a_mask_without_an_entry": [
+        lambda n, x: times_first(n, x, torch.zeros(B, B)),
+        lambda n, x: times_first(n, x, torch.ones(B, B)),
+    ],
+    "a_mask_with_one_entry_per_sample": [
+        lambda n, x: times_first(n, x, torch.eye(B)),
+        lambda n, x: times_first(n, x, torch.ones(B, B)),
+    ],
+}
+
+
 def compared(change: Callable[[Net, int], Any], prepare: Callable[[Net], Any] = lambda net: None) -> None:
     """Step by streams and by loops; `change` is called before each step."""
     after: list[list[Tensor]] = []

@@ -290,19 +290,11 @@ class Positive(nn.LayerNorm):
         return super().forward(x.exp())
 
 
-@pytest.mark.parametrize(
-    ("layer", "noted"),
-    [(Initialised(), False), (Doubled(5), True), (Positive(5), True), (nn.LayerNorm(5), False)],
-)
-def test_a_subclass_has_the_rule_of_its_base_class_if_it_computes_the_same(
-    layer: nn.Module, noted: bool
-) -> None:
+@pytest.mark.parametrize("layer", [Initialised(), Doubled(5), Positive(5)])
+def test_a_subclass_has_the_rule_of_its_base_class_only_if_it_computes_the_same(layer: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(5, 5), layer, nn.Flatten(), nn.Linear(20, 2)).double()
     x = torch.randn(3, 4, 5, dtype=torch.float64)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert_right(Problem(model, (x,), torch.sin), Stream().build())
-    assert any("no rule" in str(each.message) for each in caught) is noted
+    assert_right(Problem(model, (x,), torch.sin), Stream().build())
 
 
 def dense_gram(model: nn.Module, x: Tensor) -> Tensor:

@@ -91,8 +91,14 @@ def check_parameters(params: Mapping[str, Tensor]) -> None:
         if nn.parameter.is_lazy(param):
             raise ValueError(f"parameter '{name}' has no shape yet: call the model on one batch first")
         if not param.is_floating_point():
+            advice = (
+                ": hold its real and imaginary parts in one real parameter [..., 2] and compute with "
+                "torch.view_as_complex(parameter)"
+                if param.is_complex()
+                else ""
+            )
             raise ValueError(
-                f"parameter '{name}' is {param.dtype}: only real floating point parameters can be trained"
+                f"parameter '{name}' is {param.dtype}: only real floating point parameters can be trained{advice}"
             )
         if torch.finfo(param.dtype).eps > torch.finfo(torch.float32).eps:
             raise ValueError(

@@ -305,7 +305,8 @@ class Backward:
                 calls.setdefault(call.owner, []).append(call)
         self._gathered = {owner for owner in calls if isinstance(owner.rule, CallsRule)}
         for owner, several in calls.items():
-            if len(several) > 1 and owner.rule is not None and type(owner.module) is nn.Linear:
+            alike = len({call.active for call in several}) == 1
+            if len(several) > 1 and alike and owner.rule is not None and type(owner.module) is nn.Linear:
                 self._gathered.add(owner)
                 for local, count in Counter(local for call in several for local in call.active).items():
                     self._expected[owner.params[local]] -= count - 1
@@ -522,7 +523,8 @@ class Backward:
             self._nodes.append(node)
             ways = {entry.way for entry in source.entries}
             self._saved.append(read_saved(node) if source.packed and ways - CALLED else node)
-            self._later |= source.packed and not ways.isdisjoint(CALLED)
+            # Nodes that are called after the pass, or for the sake of others, need what they saved.
+            self._later |= not ways.isdisjoint(CALLED) and (source.packed or bool(self._plan.sources[1:]))
             for entry in source.entries:
                 edge: GradientEdge | Tensor
                 if entry.name is None:

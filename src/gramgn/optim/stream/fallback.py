@@ -50,14 +50,6 @@ def module_gradients(call: Call, grads: Mapping[int, Tensor]) -> dict[str, Tenso
             return tuple(leaves[place] for place in places)
 
         values, pull = vjp(outputs, trained)  # type: ignore[misc]
-        for grad, value in zip(grads, values, strict=True):
-            if grad.numel() != value.numel():
-                raise ValueError(
-                    f"{call.owner} returns {list(value.shape)} for one sample alone, but {list(grad.shape)} for each "
-                    f"sample of a batch of {batch.size}: it combines the samples with a parameter or another tensor "
-                    "that has as many entries as this batch. Give each sample its own entry by an index, or use "
-                    "engine='loop'"
-                )
         (pulled,) = pull(tuple(grad.reshape(value.shape) for grad, value in zip(grads, values, strict=True)))
         return pulled
 

@@ -161,14 +161,17 @@ def gradients_by_calls(
             for grad, axis in zip(grads, axes, strict=True)
         ]
         of_sample = _called(node, masked)[place]
-        assert of_sample is not None
+        if of_sample is None:  # a derivative that is zero everywhere
+            like = next(grad for grad in grads if grad is not None)
+            of_sample = like.new_zeros(shape)
         of_sample = of_sample.to_dense() if of_sample.is_sparse else of_sample
         rows.append(of_sample.sum_to_size(shape))
     return torch.stack(rows)
 
 
 def _called(node: Node, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    returned = node(*grads)
+    # Nodes of user-defined functions are called by their method.
+    returned = node(*grads) if callable(node) else node.apply(*grads)
     return returned if isinstance(returned, tuple) else (returned,)
 
 
