@@ -83,6 +83,7 @@ def test_residuals_that_cannot_be(residual: Callable[..., Any], message: str) ->
     [
         ({}, "step needs either a closure or terms, got neither"),
         ({"closure": lambda: None, "terms": [Term(value, X)]}, "got both"),
+        ({"closure": Term(value, X)}, "got Term: step(closure) or step(terms=[Term(residual, x), ...])"),
         (
             {"terms": []},
             "terms must be one or several of gramgn.Term, as in step(terms=[Term(residual, x)]), got none",

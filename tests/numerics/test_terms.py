@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -72,6 +73,9 @@ class Inverse(nn.Module):
         self.coefficient = nn.Parameter(torch.tensor(0.5))
         self.more = nn.ParameterList([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))])
         self.register_buffer("offset", torch.tensor(0.3))
+
+    def squared(self) -> Tensor:
+        return self.more[0] ** 2
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -146,7 +150,7 @@ def operator(u: Any, data: Tensor, place: Tensor) -> Tensor:
 
 def inverse(u: Any, x: Tensor) -> Tensor:
     hess = hessian(lambda x: u.net(x)[0])(x)
-    return u.coefficient * hess[0, 0] + (u.more[0] * hess[1]).sum() * u.more[1] + u.offset
+    return u.coefficient * hess[0, 0] + (u.squared() * hess[1]).sum() * u.more[1] + u.offset
 
 
 def heat(u: Any, x: Tensor, t: Tensor) -> Tensor:
@@ -370,7 +374,7 @@ def test_closures_and_line_searches() -> None:
 def test_loss_and_statistics_of_each_term() -> None:
     model, terms = made(BY_NAME["stokes"])
     terms = [
-        Term(stokes, points(3), weight=0.5),
+        Term(partial(stokes), points(3), weight=0.5),
         Term(lambda u, x: u.pressure(x).squeeze(), points(2), weight=4.0),
     ]
     state = {name: param.detach() for name, param in model.named_parameters()}
@@ -481,6 +485,11 @@ def test_the_model_itself_may_be_called() -> None:
     GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: laplacian(model, x), x))
     GramGaussNewton(twin, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: laplacian(u, x), x))
     assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-12)
+
+
+def test_calls_without_tensors_are_the_models_own() -> None:
+    model = Inverse()
+    assert torch.equal(OneSample(model).squared(), model.squared())
 
 
 def test_frozen_parameters_and_parameters_of_no_group_stay() -> None:

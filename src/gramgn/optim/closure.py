@@ -95,8 +95,8 @@ def call_closure(
     if not calls:
         raise ValueError(
             "the closure did not call the model; it must call model(...), the very module that was given to "
-            "the optimizer (not a part of it, a copy, or another method), and not under torch.no_grad. Or use "
-            "engine='rows'"
+            "the optimizer (not a part of it, a copy, or another method), and not under torch.no_grad. Residuals "
+            "of parts of a model are terms, step(terms=[Term(residual, x), ...]); engine='rows' takes any closure"
         )
     ((output, num_samples),) = calls
     if num_samples is None:

@@ -221,7 +221,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         settings = self._settings(trained)
         params = list(trained.params.values())
         objective = None
-        if terms is not None or closure is None:
+        if terms is not None or not callable(closure):
             objective = self._objective(closure, terms, trained, settings)
             closure = objective.residual
         assert closure is not None
@@ -252,9 +252,10 @@ class GramGaussNewton(torch.optim.Optimizer):
     ) -> Objective:
         """Return what a step on terms minimises."""
         if closure is not None or terms is None:
+            given = "neither" if closure is None else "both" if terms is not None else type(closure).__name__
             raise ValueError(
-                f"step needs either a closure or terms, got {'both' if closure is not None else 'neither'}: "
-                "step(closure) or step(terms=[Term(residual, x), ...])"
+                f"step needs either a closure or terms, got {given}: step(closure) or "
+                "step(terms=[Term(residual, x), ...])"
             )
         if not isinstance(self._loss, SquaredError):
             raise ValueError(

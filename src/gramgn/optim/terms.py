@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import ismethod
 from typing import Any
 
@@ -62,13 +63,21 @@ class Term:
     @property
     def name(self) -> str:
         """The name of the function."""
-        return getattr(self.function, "__name__", type(self.function).__name__)
+        return getattr(self._given, "__name__", type(self._given).__name__)
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """What identifies its function and the shapes of its samples from step to step."""
-        code: Any = getattr(self.function, "__code__", type(self.function))
+        code: Any = getattr(self._given, "__code__", type(self._given))
         return (code, *(tensor.shape[1:] for tensor in self.tensors))
+
+    @property
+    def _given(self) -> Callable[..., Any]:
+        """The function without the arguments that `functools.partial` has bound to it."""
+        function = self.function
+        while isinstance(function, partial):
+            function = function.func
+        return function
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -106,8 +115,9 @@ class OneSample:
     """A module as a function of one sample.
 
     It is called with tensors without the batch dimension, as `module` is with a batch of one, and returns tensors (or
-    tuples, dicts and dataclasses of tensors) without it. Attributes, items and iteration are those of the module:
-    modules among them are functions of one sample too, and so are methods; parameters and buffers are tensors.
+    tuples, dicts and dataclasses of tensors) without it; a call without tensors is the module's own. Attributes, items
+    and iteration are those of the module: modules among them are functions of one sample too, and so are methods;
+    parameters and buffers are tensors.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -163,6 +173,8 @@ def _of_one(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
             )
         return output[0]
 
+    if next(tensors_in((args, kwargs)), None) is None:
+        return call(*args, **kwargs)
     args, kwargs = map_tensors((args, kwargs), lambda tensor: tensor[None])
     return map_tensors(call(*args, **kwargs), first)
 
