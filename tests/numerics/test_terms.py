@@ -92,6 +92,17 @@ class Columns(nn.Module):
         return self.net(torch.cat([x, t], dim=1))[:, 0]
 
 
+class Attention(nn.Module):
+    """Points that attend to one another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.attention(x, x, x)[0]).mean(1)
+
+
 def mlp(inputs: int, outputs: int = 1) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
 
@@ -148,6 +159,10 @@ def operator(u: Any, data: Tensor, place: Tensor) -> Tensor:
     return slope.sum() + both[0] - both[1][0] + u.scaled(data, factor=0.5).sum()
 
 
+def slopes(u: Any, x: Tensor) -> Tensor:
+    return laplacian(lambda x: gradient(u, x)[0], x)
+
+
 def inverse(u: Any, x: Tensor) -> Tensor:
     hess = hessian(lambda x: u.net(x)[0])(x)
     return u.coefficient * hess[0, 0] + (u.squared() * hess[1]).sum() * u.more[1] + u.offset
@@ -193,6 +208,7 @@ CASES = (
     ),
     TermCase("operator", Operator, lambda: [Term(operator, points(4, 3), points(4), weight=0.3)]),
     TermCase("inverse", Inverse, lambda: [Term(inverse, points(4)), Term(value, points(2), points(2, 1))]),
+    TermCase("attention", Attention, lambda: [Term(slopes, torch.rand(2, 3, 4).double())]),
     TermCase("heat", Columns, lambda: [Term(heat, points(4, 1), points(4, 1))]),
     TermCase("more_outputs_than_parameters", lambda: mlp(2), lambda: [Term(many, points(2))]),
     TermCase("ensemble", several, lambda: [Term(ensemble, points(4))]),
@@ -485,6 +501,17 @@ def test_the_model_itself_may_be_called() -> None:
     GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: laplacian(model, x), x))
     GramGaussNewton(twin, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: laplacian(u, x), x))
     assert torch.allclose(flattened(model.parameters()), flattened(twin.parameters()), rtol=1e-12)
+
+
+def test_fused_attention_is_differentiated_twice_in_each_engine() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), nn.Linear(4, 1))
+    term, found = Term(lambda u, x: laplacian(lambda x: u(x).sum(), x), torch.rand(2, 3, 4).double()), []
+    for engine in ("stream", "rows"):
+        twin = copy.deepcopy(model).double()
+        GramGaussNewton(twin, lam=1.0, alpha=0.1, engine=engine).step(terms=term)
+        found.append(flattened(twin.parameters()))
+    assert torch.allclose(*found, rtol=1e-9)
 
 
 def test_calls_without_tensors_are_the_models_own() -> None:

@@ -32,8 +32,8 @@ from gramgn.optim.runtime import (
     full_precision_products,
     jacobian_eps,
     product_dtype,
+    run_in_mode,
     span,
-    with_entries,
     zero_gram,
 )
 from gramgn.optim.snapshot import Snapshot
@@ -273,7 +273,7 @@ class Objective:
     def _residuals(self, one: Residual, chunk: Chunk) -> Tensor:
         """Return the residuals of a chunk of samples, [b] or [b, k]."""
         if self.samplewise:
-            return torch.stack([one(*sample) for sample in zip(*chunk, strict=True)])
+            return _one_by_one(one, chunk)
         with attention_by_products(), states_of_one_sample(self.model):
             return vmap(one, randomness="different")(*chunk)
 
@@ -382,10 +382,16 @@ def _by_transforms(residuals: Callable[[Params], Tensor], params: Params) -> tup
 
 def _by_autograd(engine: LoopEngine, one: Residual, params: Params, *chunk: Tensor) -> tuple[Tensor, Params]:
     """Return the same of a chunk of samples, taken one by one, with one backward pass per row."""
-    r = torch.stack([one(*sample) for sample in zip(*chunk, strict=True)])
+    r = _one_by_one(one, chunk)
     _check_dependence(r, one.term)
     blocks = engine.blocks(r.flatten(), list(params.values()))
     return r.detach(), dict(zip(params, blocks, strict=True))
+
+
+def _one_by_one(one: Residual, chunk: Chunk) -> Tensor:
+    """Return the residuals of a chunk of samples, [b] or [b, k], without `vmap`."""
+    with attention_by_products():  # fused attention has no second derivatives
+        return torch.stack([one(*sample) for sample in zip(*chunk, strict=True)])
 
 
 def _check_dependence(r: Tensor, term: Term) -> None:
@@ -426,7 +432,7 @@ class _Allocations(TorchDispatchMode):
     num_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = func(*with_entries(args), **with_entries(kwargs or {}))
+        returned = run_in_mode(func, args, kwargs)
         if not any(each.alias_info for each in func._schema.returns):
             for tensor in pytree.tree_leaves(returned):
                 if isinstance(tensor, Tensor):

@@ -113,12 +113,17 @@ def attention_by_products() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
-def with_entries(args: Any) -> Any:
-    """Return arguments of an operation with ordinary tensors in place of those that forward mode holds as a mere zero.
+def run_in_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Run an operation inside of a `TorchDispatchMode`, on ordinary tensors where forward mode holds mere zeros.
 
-    In a `TorchDispatchMode`, torch (2.14) crashes when it multiplies one by a number, below second derivatives.
+    torch (2.14) crashes there when it multiplies such a zero by a number, below second derivatives. Views and
+    operations in place get it as it is.
     """
-    return pytree.tree_map_only(Tensor, lambda x: x.clone() if x._is_zerotensor() else x, args)
+    if not any(each.alias_info for each in func._schema.returns):
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda x: x.new_zeros(x.shape) if x._is_zerotensor() else x, (args, kwargs)
+        )
+    return func(*args, **(kwargs or {}))
 
 
 def is_capturing() -> bool:

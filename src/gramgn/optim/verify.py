@@ -28,7 +28,7 @@ from gramgn.optim.runtime import (
     full_precision,
     is_capturing,
     probe_weights,
-    with_entries,
+    run_in_mode,
 )
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.trees import tensors_in
@@ -371,8 +371,8 @@ class ConstantRandomNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation, and overwrite what it drew."""
-        args, kwargs = with_entries((args, kwargs or {}))
-        result = func(*args, **kwargs)
+        kwargs = kwargs or {}
+        result = run_in_mode(func, args, kwargs)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return result
         self.drawn = True
