@@ -47,8 +47,9 @@ def trainable(model: nn.Module, grouped: Sequence[Sequence[Tensor]], *, everythi
     if foreign:
         raise ValueError(
             f"{len(foreign)} of the optimizer's parameters (the first of shape {list(foreign[0].shape)}) are "
-            "not parameters of the model that was given: pass parameters of that model, and build a new "
-            "optimizer after replacing a module. Copy the two together: copy.deepcopy((model, optimizer))"
+            "not parameters of the model that was given: pass parameters of that model, which also holds what else "
+            "is trained (model.coefficient = nn.Parameter(...)), and build a new optimizer after replacing a module. "
+            "Copy the two together: copy.deepcopy((model, optimizer))"
         )
     group_of = {id(param): number for number, group in enumerate(grouped) for param in group}
     new = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in group_of]

@@ -8,7 +8,7 @@ to a damping that is multiplied by B, and by sqrt(w_t) in the convention `"sum"`
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import ismethod
 from typing import Any
@@ -20,7 +20,7 @@ from gramgn.optim.settings import check_number
 from gramgn.optim.trees import flatten, map_tensors, tensors_in
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, eq=False)
 class Term:
     """Residuals of one kind: `Term(function, x, y, ..., weight=1.0)`, or `Term(closure, weight=1.0)`.
 
@@ -43,7 +43,7 @@ class Term:
     """
 
     function: Callable[..., Any]
-    samples: tuple[Any, ...]
+    samples: tuple[Any, ...] = field(repr=False)
     weight: float
 
     def __init__(self, function: Callable[..., Any], *samples: Any, weight: float = 1.0) -> None:
