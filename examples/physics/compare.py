@@ -1,6 +1,6 @@
 """Error against seconds of Gram-Gauss-Newton, Adam and L-BFGS on problems of physics.
 
-    python examples/physics/compare.py poisson_2d              # 60 seconds per run: 17 minutes
+    python examples/physics/compare.py poisson_2d              # 30 seconds per run: 12 minutes
     python examples/physics/compare.py heat --seconds 10 --seeds 1 --optimizers ggn adam
 
 Each optimizer has five settings. They are tried for half of the seconds, from another start than those of the runs;
@@ -148,7 +148,7 @@ def compare(name: str, seconds: float, seeds: int, optimizers: Sequence[str], ou
 
     for optimizer in optimizers:
         for setting in SETTINGS[optimizer]:
-            run(VALIDATION, optimizer, setting, TUNING_SEED, seconds / 2)
+            run(VALIDATION, optimizer, setting, TUNING_SEED, seconds)
         for seed in range(seeds):
             run(HELD_OUT, optimizer, table.chosen(optimizer), seed, seconds)
     return table
@@ -158,7 +158,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
     parser.add_argument("problems", nargs="+", choices=[*PROBLEMS, "all"])
-    parser.add_argument("--seconds", type=float, default=60.0, help="of training, per run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of training, per run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--optimizers", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
     parser.add_argument("--out", type=Path, default=Path("outputs/physics"))

@@ -18,7 +18,7 @@ from compare import PROBLEMS, Curve, Table
 from optimizers import SETTINGS
 
 NAMES = {"ggn": "Gram-Gauss-Newton", "adam": "Adam", "lbfgs": "L-BFGS"}
-TIMES = (5, 15, 30, 60)
+TIMES = (1, 3, 10, 30)
 
 
 def at(curve: Curve, seconds: float) -> float:
