@@ -5,6 +5,7 @@ b samples, k residuals per sample; rows of J are ordered by (sample, residual).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -82,7 +83,8 @@ class Accumulator:
         self.held: dict[str, Held] = {}
         self.small: list[SmallBlocks] = []
         self.factors: dict[str, Factors] = {}
-        self._parts: dict[str, list[Factors]] = {}
+        self._parts: dict[str, list[tuple[int, Factors]]] = {}  # with the first sample of each
+        self._factored: set[str] = set()  # the parameters among them
         self.products = products
         self._buffers, self._drop = buffers, drop
         self._group = dict(zip(trained.params, trained.groups, strict=True))
@@ -120,31 +122,36 @@ class Accumulator:
                 held = Held(block.rows, block.layout, own=False)
             else:
                 rows = self._buffers.get(("J", name), (parts, self.b, self.k, size), block.rows)
+                # Ranges of samples in which the parameter is not used have no block.
+                rows[:, :start].zero_()
+                rows[:, stop:].zero_()
                 held = Held(rows.view(parts, self.b * self.k, size), block.layout, own=True)
             self.held[name] = held
         if held.rows is not block.rows:
             self._put(held, block, first)
         self._arrived[name] += 1
         done = stop == self.b and self._j == self.k - 1 and self._arrived[name] == self._expected[name]
-        if done and parts * size > SMALL:
+        if done and parts * size > SMALL and name not in self._factored:
             self._multiply(name)
 
     def add_factors(self, key: str, factors: Factors) -> None:
         """Add the factors of one residual, with D [b, 1, T, F], of the layer called `key`."""
         several = self._parts.setdefault(key, [])
+        self._factored.update(factors.names())
         if self.k == 1:
-            several.append(factors)
+            several.append((self._range[0], factors))
             return
         if self._j == 0:
             D = factors.D
             factors.D = D.new_empty(len(D), self.k, *D.shape[2:])
             factors.D[:, 0] = D[:, 0]
-            several.append(factors)
+            several.append((self._range[0], factors))
         else:
-            several[-1].D[:, self._j] = factors.D[:, 0]
+            several[-1][1].D[:, self._j] = factors.D[:, 0]
 
     def finish(self) -> None:
         """Multiply the rest (factors, small blocks, parameters with missing blocks) and symmetrise G."""
+        self._write_out_factors()
         rest = [name for name in self.held if name not in self._multiplied]
         small = [name for name in rest if self.trained.params[name].numel() <= SMALL]
         for name in rest:
@@ -163,7 +170,7 @@ class Accumulator:
                     self.small.append(blocks)
         with full_precision_products(), span("gramgn.gram"):
             for key, parts in self._parts.items():
-                factors = self.factors[key] = joined(parts)
+                factors = self.factors[key] = joined([part for _, part in parts])
                 self._multiply_factors(factors)
                 bounds = factors.bounds() if self.watched else {}
                 self.norms |= {name: bounds[name] for name in bounds if name in self.watched}
@@ -174,6 +181,29 @@ class Accumulator:
                     self.comparison.pulled |= pulled
         self._parts.clear()
         self.G = symmetric(self.G)
+
+    def _write_out_factors(self) -> None:
+        """Turn factors into rows where some ranges of samples have none, or rows in their place."""
+        for key, parts in list(self._parts.items()):
+            names = {name for _, part in parts for name in part.names()}
+            if sum(len(part.D) for _, part in parts) == self.b and names.isdisjoint(self.held):
+                continue
+            del self._parts[key]
+            for start, part in parts:
+                for name in part.names():
+                    shape = tuple(self.trained.params[name].shape)
+                    written = part.D.new_empty(len(part.D) * self.k, math.prod(shape))
+                    part.write_rows_(name, written)
+                    layout = part.layout if isinstance(part, LinearFactors) and name == part.weight else None
+                    block = Block(written[None], layout or Layout(shape, tuple(range(len(shape)))))
+                    held = self.held.get(name)
+                    if held is None:
+                        rows = written.new_zeros(1, self.b * self.k, written.shape[1])
+                        held = self.held[name] = Held(rows, block.layout, own=True)
+                    rows = block.rows if block.layout == held.layout else block.relaid(held.layout)
+                    target = held.rows.view(len(held.rows), self.b, self.k, -1)
+                    target = target[:, start : start + len(part.D)]
+                    target += _split_like(rows, held.rows).view_as(target)
 
     def _multiply_factors(self, factors: Factors) -> None:
         groups = {self._group[name] for name in factors.names()}
