@@ -592,6 +592,23 @@ class Frames(nn.Module):
         return y.unflatten(0, (len(x), -1)).tanh().sum(dim=(1, 3, 4))
 
 
+class Shrinking(nn.Module):
+    """A cell written out that runs on the sequences that have not ended, sorted by their lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1)
+        self.gain = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        order = lengths.argsort(descending=True)
+        x, lengths, h = x[order], lengths[order], x.new_zeros(len(x), 4)
+        for t in range(int(lengths[0])):
+            n = int((lengths > t).sum())
+            h = torch.cat([torch.tanh(self.first(x[:n, t]) + self.cell(h[:n])), h[n:]])
+        return self.last(h * self.gain)[order.argsort()]
+
+
 class Rotations(nn.Module):
     """Complex numbers made from parameters, as factors of activations, in products with them, and by a real gain."""
 
@@ -767,6 +784,7 @@ CASES = (
     Case("decomposed_weight", DecomposedWeight, vectors(b=4)),
     Case("bags", Bags, lambda: (torch.randint(0, 7, (3, 3)),), vmap=False),
     Case("recomputed", Recomputed, vectors(b=5), vmap=False),
+    Case("shrinking", Shrinking, lambda: (*sequences()(), torch.tensor([1, 3, 2, 3])), vmap=False),
     Case("rotations", Rotations, vectors(b=4, size=4)),
     Case("functions", Functions, lambda: (torch.randn(3, 3, 4, dtype=torch.float64),), vmap=False),
     Case("forces", Forces, vectors(b=4, size=4), vmap=False),

@@ -39,6 +39,33 @@ class Watch(TorchDispatchMode):
         return result
 
 
+class Experts(nn.Module):
+    """Each sample of several tokens goes to one of two layers, and all to a third one, as `chosen` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+        self.gain, self.last = nn.Parameter(torch.randn(5)), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (samples,) = torch.where(chosen == number)
+            if len(samples):
+                y = y.index_add(0, samples, torch.tanh(expert(x[samples])) * self.gain)
+        return self.last(y).flatten(1)[:, :1]
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_chunks_may_use_different_layers(num_tokens: int) -> None:
+    """The rows of a layer are zero for the samples of a chunk that does not use it, also in memory that is reused."""
+    torch.manual_seed(0)
+    model, engine = Experts().double(), Stream(chunk_size=2).build()
+    x = torch.randn(5, num_tokens, 5, dtype=torch.float64)
+    for chosen in ([0, 1, 0, 1, 1], [0, 0, 1, 1, 1], [1, 1, 0, 1, 0], [1, 1, 1, 1, 0]):
+        assert_right(Problem(model, (x, torch.tensor(chosen)), torch.sin), engine)
+
+
 def test_chunks_bound_the_activations() -> None:
     """G02: the forward pass sees a chunk at a time, with a smaller rest."""
     problem, sizes = CASES_BY_NAME["resnet_fixup"].make(), []

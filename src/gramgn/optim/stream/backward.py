@@ -219,7 +219,7 @@ class Backward:
 
     def receive(self, call: Call, place: int, grad: Tensor) -> None:
         """Take the gradient of one tensor that a call returned; called by a hook during the backward pass."""
-        if not call.active or not self._open:
+        if not call.active or not self._open or self._pulling:
             return
         if call.owner.rule is None or call.owner in self._gathered:
             # Modules can be called again, and their calls be taken together, only after autograd has finished.
