@@ -60,7 +60,9 @@ class FakeCuda(FakeTensorMode):
         if func is aten.copy_.default and not isinstance(args[0], FakeTensor):
             self.wait()
             return func(*behind_args, **behind_kwargs)
-        values = func(*behind_args, **behind_kwargs)
+        # The tensors behind may lie otherwise in memory, so that what is a view on the device is none of them.
+        run = aten.reshape.default if func is aten.view.default else func
+        values = run(*behind_args, **behind_kwargs)
         if func is aten._to_copy.default and not isinstance(args[0], FakeTensor):
             # Fake tensors would make a real copy of a constant.
             func, args, kwargs = aten.empty_like.default, (values,), {"device": CUDA}
@@ -154,6 +156,12 @@ def fake_cuda() -> Iterator[FakeCuda]:
     def tensor(data: Any, *, device: Any = "cpu", **options: Any) -> Tensor:
         return make_tensor(data, **options).to(device)
 
+    def data_of(tensor: Any) -> Any:
+        # Not `detach`, whose result has the same version, so that autograd would notice changes.
+        data: Any = torch.empty_like(tensor, requires_grad=False)
+        data.behind = tensor.behind.data
+        return data
+
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # C++ would ask the driver for the present card.
         args, kwargs = tree_map(lambda leaf: CUDA if is_on(leaf, "cuda") else leaf, (args, kwargs))
@@ -189,7 +197,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         patch.setattr(torch, "tensor", tensor)
         patch.setattr(Tensor, "to", to)
         patch.setattr(FakeTensor, "tolist", tolist, raising=False)
-        data = property(Tensor.detach, lambda tensor, other: setattr(tensor, "behind", other.behind))
+        data = property(data_of, lambda tensor, other: setattr(tensor, "behind", other.behind))
         patch.setattr(FakeTensor, "data", data, raising=False)
         patch.setattr(FakeTensor, "__deepcopy__", deep_copy)
         for name in ("data_ptr", "untyped_storage"):
