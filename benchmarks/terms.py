@@ -5,8 +5,8 @@ python benchmarks/terms.py --points 200 --dtype float32
 
 A network with four hidden layers of width 64 on one thread, in CPU seconds, medians of interleaved runs. The plain code
 is the fastest of several: the gradient of the residual by the parameters, mapped over all points at once, the Laplacian
-by reverse mode over reverse mode (forward mode over reverse, reverse over forward and forward over forward cost about the
-same), rows that are written into one matrix kept between steps, one product, one Cholesky factorisation.
+by reverse mode over reverse mode (forward mode over reverse, reverse over forward and forward over forward cost about
+the same), rows that are written into one matrix kept between steps, one product, one Cholesky factorisation.
 """
 
 from __future__ import annotations

@@ -263,10 +263,15 @@ def test_a_run_whose_checkpoints_are_gone_is_left_alone(
     folder = finished(call, house, "tracking=offline")
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
-    before = house.files()
+
+    def records() -> dict[str, bytes]:
+        # W&B's own process still writes its log.
+        return {name: content for name, content in house.files().items() if "/logs/" not in name}
+
+    before = records()
     assert call(f"resume={folder}", "trainer.epochs=3") == 2
     assert "the checkpoints are gone" in capsys.readouterr().err
-    assert house.files() == before
+    assert records() == before
 
 
 def test_records_that_do_not_reach_the_checkpoint(

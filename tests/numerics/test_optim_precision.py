@@ -170,7 +170,8 @@ def test_a_device_without_float64_is_served_by_the_cpu(monkeypatch: pytest.Monke
         note_device(torch.device("mps"))
 
     # torch's meta device replaces it: float64 there is rejected, and only the copy to the CPU fails.
-    monkeypatch.setattr("gramgn.optim.gram.float64_home", lambda _device: torch.device("cpu"))
+    for module in ("gram", "runtime"):
+        monkeypatch.setattr(f"gramgn.optim.{module}.float64_home", lambda _device: torch.device("cpu"))
     J = linearisation([torch.ones(2, 3, device="meta")])
     with NoFloat64OnMeta(), pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
         J.gram()

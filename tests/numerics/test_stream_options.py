@@ -305,6 +305,7 @@ class Initialised(nn.LayerNorm):
 
     def reset_parameters(self) -> None:
         nn.init.constant_(self.weight, 2.0)
+        nn.init.constant_(self.bias, 0.5)
 
 
 class Doubled(nn.LayerNorm):

@@ -58,8 +58,9 @@ def export_run(trained: Trained, out: Path) -> list[Path]:
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         if out.exists() and any(out.iterdir()):
             raise taken from error
+        full = " (is the disk full?)" if isinstance(error, RuntimeError) else ""
         raise InputError(
-            f"cannot write {out}: {first_line(error)}. Nothing was written. Is the disk full? Choose another folder"
+            f"cannot write {out}: {first_line(error)}{full}. Nothing was written; choose another folder"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The backward pass: decides which call provides the blocks of which parameter, and collects them."""
+"""The backward pass: collects the blocks as planned."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gramgn.optim.kept import Kept
-from gramgn.optim.runtime import is_capturing, is_out_of_memory, span
+from gramgn.optim.runtime import is_out_of_memory, span
 from gramgn.optim.stream.accumulate import Accumulator
-from gramgn.optim.stream.axes import PLAIN, Axis
+from gramgn.optim.stream.axes import PLAIN
 from gramgn.optim.stream.blocks import (
     Block,
     Blocks,
@@ -26,66 +26,28 @@ from gramgn.optim.stream.blocks import (
     as_block,
     is_cheaper,
 )
-from gramgn.optim.stream.capture import Call, Graph, Node, Owner, Use, read_graph
+from gramgn.optim.stream.capture import Call, Node, Owner, read_graph
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.fallback import is_batched, module_gradients, note_missing_rules, without_advice
+from gramgn.optim.stream.fallback import module_gradients, note_missing_rules, without_advice
 from gramgn.optim.stream.nodes import (
     BROADCAST,
-    CALLS,
     ELEMENTWISE,
     FORMULA,
     elementwise_gradients,
     formula_of,
     gradients_by_call,
     gradients_by_calls,
-    is_packed,
-    order_of,
     read_saved,
 )
+from gramgn.optim.stream.plan import CALLED, Plan, Source, decide, follow, key_of
 from gramgn.optim.stream.products import Products
 from gramgn.optim.stream.recurrent import Pull
 from gramgn.optim.stream.rules import CallsRule, Rule, RuleMemory, linear_block, linear_factors
-from gramgn.optim.stream.samples import Entry, Results
+from gramgn.optim.stream.samples import Entry
 from gramgn.optim.verify import Comparison, Verifier
 
 MOST_PLANS = 1000
 """The number of graphs of a network for which decisions are kept; the oldest are made again."""
-
-CALLED = {BROADCAST, CALLS}
-"""Ways for which the node is called."""
-
-
-class Source(NamedTuple):
-    """A node with samples, and its inputs that have none."""
-
-    number: int  # of the node
-    axes: tuple[Axis | None, ...]  # where the samples are in each of its outputs
-    packed: bool  # whether what it saved can be read only once in a pass
-    entries: tuple[Entry, ...]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What provides the blocks, decided for one order of calls and one shape of the graph."""
-
-    active: list[frozenset[str]]  # of each call
-    axes: list[Axis]  # of each call
-    sources: list[Source]
-    pulled: list[str]  # the parameters from which tables without samples are computed
-    ends: list[int]  # the numbers of nodes with samples from which tables are computed as well
-    may_mix: bool  # whether J may be right although the network mixes samples
-    orders: dict[int, tuple[Axis, tuple[Tensor, ...]]]  # by number of a node, what it orders the samples by
-    certain: bool  # whether the places of the samples could be seen
-    one: bool  # whether there was one sample, which says nothing about the place of more
-    deepest: set[int]  # the numbers of the nodes at which gradients are asked for
-    expected: dict[str, int]  # the number of blocks of each parameter
-    structure: Any  # identifies the way in which the network was run, but for shapes
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether samples are in leading dimensions everywhere."""
-        axes = {axis for source in self.sources for axis in source.axes}.union(self.axes)
-        return axes <= {PLAIN, None} and not self.ends
 
 
 @dataclass
@@ -157,14 +119,15 @@ class Backward:
                 "or detach in its forward"
             )
         graph = read_graph(output, network.names)
-        key = self._key(graph)
+        key = key_of(self.calls, graph)
         nodes = list(graph.nodes)
-        # What is decided for samples in leading dimensions holds for all other sizes.
-        shapes = tuple(tuple(result.shape) for node in nodes for result in node._input_metadata)
-        plan = network.plans.get(key) or network.plans.get((key, shapes))
-        if plan is None or not self._follow(plan, nodes):
-            plan = self._decide(graph, key, network.modes)
-            network.plans[key if plan.is_plain else (key, shapes)] = plan
+        plan = network.plans.get(key) or network.plans.get(_with_sizes(key, nodes))
+        if plan is None or not follow(plan, self.calls, nodes, num_samples):
+            paths = tuple(part.path if isinstance(part, Owner) else part for part in key)
+            # An operation more or less may mix samples, although the same modules are called.
+            structure = network.modes, hash(paths)
+            plan = decide(self.calls, graph, output, self.params, self.b, structure)
+            network.plans[key if plan.is_plain else _with_sizes(key, nodes)] = plan
             if len(network.plans) > MOST_PLANS:
                 del network.plans[next(iter(network.plans))]
         self._plan, self.may_mix = plan, plan.may_mix
@@ -399,122 +362,6 @@ class Backward:
             if grad is not None:
                 self._sums.add_block(name, as_block(grad))
 
-    def _key(self, graph: Graph) -> tuple[Any, ...]:
-        """Return what the decisions depend on: the calls, their places in the graph, and the graph itself."""
-        start = self.calls[0].first if self.calls else 0
-        key: list[Any] = [len(self.calls)]
-        for call in self.calls:
-            key += (call.owner, call.first - start, call.last - start, len(call.edges))
-            for place, edge in call.edges.items():
-                key += (place, graph.nodes.get(edge.node))
-        key += [use.node._sequence_nr() - start for _, use in graph.uses]
-        return tuple(key + graph.shape)
-
-    def _follow(self, plan: Plan, nodes: Sequence[Node]) -> bool:
-        """Decide as in an earlier step with the same key. Return whether tensors have shapes that allow it."""
-        if not plan.certain or (plan.one and self.b > 1):
-            return False
-        if not is_capturing() and not all(
-            _equal(order_of(nodes[number], axis), order) for number, (axis, order) in plan.orders.items()
-        ):
-            return False
-        for call, active, axis in zip(self.calls, plan.active, plan.axes, strict=True):
-            call.active, call.axis = active, axis
-            if not active or isinstance(call.owner.rule, CallsRule):
-                continue
-            if not all(axis.sizes(shape, self.b) for shape in call.shapes):
-                return False
-        return all(
-            axis is None or axis.sizes(output.shape, self.b)
-            for source in plan.sources
-            for axis, output in zip(source.axes, nodes[source.number]._input_metadata, strict=True)
-        )
-
-    def _decide(self, graph: Graph, key: tuple[Any, ...], modes: tuple[bool, ...]) -> Plan:
-        """Assign each use of each parameter to a call, or to the nodes at which it meets samples."""
-        if any(node.name() == "CheckpointFunctionBackward" for node in graph.nodes):
-            raise ValueError(
-                "re-entrant checkpointing hides layers from the optimizer: pass use_reentrant=False to "
-                "torch.utils.checkpoint"
-            )
-        assert self._output is not None
-        for call in self.calls:
-            if call.owner.rule is not None and any(edge.node in graph.nodes for edge in call.edges.values()):
-                call.check_unchanged()
-
-        @cache
-        def can_run_again(call: Call) -> bool:
-            return call.owner.rule is None and is_batched(call)
-
-        results = Results(graph, self._output, self.params, self.b)
-        takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in self.params}
-        for call in self.calls:
-            call.active = frozenset()
-            axis = results.of_call(call)
-            if axis is not None:
-                call.axis = axis
-                for local, name in call.owner.params.items():
-                    takers[name].append((call, local))
-        uses: dict[str, list[Use]] = {name: [] for name in self.params}
-        for name, use in graph.uses:
-            uses[name].append(use)
-        sources: dict[Node, dict[Entry, None]] = {}
-        pulled = []
-        for name, of_name in uses.items():
-            by_rule = [(call, local) for call, local in takers[name] if call.owner.rule]
-            left = _give(of_name, by_rule, results)
-            entries = results.entries(name, left)
-            # One sample is a single call of the node.
-            if self.b > 1 and any(entry.way == CALLS and not is_packed(node) for node, entry in entries):
-                others = [(call, local) for call, local in takers[name] if can_run_again(call)]
-                left = _give(left, others, results)
-                entries = results.entries(name, left)
-            for node, entry in entries:
-                sources.setdefault(node, {})[entry] = None
-            if any(entry.name is None for _, entry in entries):
-                pulled.append(name)
-        found = [
-            Source(graph.nodes[node], results.of_node(node), is_packed(node), tuple(of_node))
-            for node, of_node in sources.items()
-        ]
-        active = [call for call in self.calls if call.active]
-        counts = Counter(entry.name for source in found for entry in source.entries)
-        counts.update(pulled)
-        for call in active:
-            if not isinstance(call.owner.rule, CallsRule):
-                counts.update(call.owner.params[local] for local in call.active)
-        # All calls of such an owner provide one block.
-        together = {
-            (call.owner, local)
-            for call in active
-            if isinstance(call.owner.rule, CallsRule)
-            for local in call.active
-        }
-        counts.update(owner.params[local] for owner, local in together)
-        # Autograd is asked only for the gradients at the deepest nodes; hooks see all others on the way there.
-        asked = {edge.node for call in active for edge in call.edges.values()} | set(sources)
-        return Plan(
-            active=[call.active for call in self.calls],
-            axes=[call.axis for call in self.calls],
-            sources=found,
-            pulled=pulled,
-            ends=results.ends(sources),
-            orders=results.orders(),
-            certain=results.certain,
-            one=self.b == 1,
-            may_mix=results.shared
-            or any(entry.way != ELEMENTWISE for source in found for entry in source.entries),
-            deepest={graph.nodes[node] for node in graph.deepest(asked)},
-            expected={name: counts[name] for name in self.params},
-            # An operation more or less may mix samples, although the same modules are called.
-            structure=(
-                modes,
-                hash(tuple(part.path if isinstance(part, Owner) else part for part in key)),
-                tuple(call.axis for call in self.calls),
-                tuple(source.axes for source in found),
-            ),
-        )
-
     def _hook_sources(self, nodes: Sequence[Node]) -> None:
         """Prepare the nodes with samples for the backward pass."""
         deepest = {nodes[number] for number in self._plan.deepest}
@@ -612,21 +459,11 @@ class Backward:
         self._pulls.clear()
 
 
+def _with_sizes(key: Any, nodes: Sequence[Node]) -> tuple[Any, ...]:
+    """Return the key of what holds for these sizes only: samples are in other dimensions than the leading one."""
+    return key, tuple(tuple(output.shape) for node in nodes for output in node._input_metadata)
+
+
 def _stacked(grads: Sequence[Tensor | None]) -> Tensor | None:
     dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads if grad is not None]
     return torch.stack(dense) if dense else None
-
-
-def _equal(given: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    return len(given) == len(before) and all(map(torch.equal, given, before))
-
-
-def _give(uses: list[Use], takers: list[tuple[Call, str]], results: Results) -> list[Use]:
-    """Let each call take the uses of a parameter that happened in it. Return the remaining uses."""
-    left = uses
-    for call, local in takers:
-        taken = [use for use in uses if call.contains(use.node) and not results.leaks(call, use)]
-        if taken:
-            call.active |= {local}
-            left = [use for use in left if use not in taken]
-    return left
