@@ -1,9 +1,9 @@
 """Error against seconds of Gram-Gauss-Newton, Adam and L-BFGS on problems of physics.
 
     python examples/physics/compare.py poisson_2d              # 30 seconds per run: 12 minutes
-    python examples/physics/compare.py heat --seconds 10 --seeds 1 --optimizers ggn adam
+    python examples/physics/compare.py heat --seconds 8 --seeds 1 --optimizers ggn adam
 
-Each optimizer has five settings. They are tried for half of the seconds, from another start than those of the runs;
+Each optimizer has five settings. They are tried for the same seconds, from another start than those of the runs;
 the one with the least error on the validation points then runs from each seed and is judged on the held-out points.
 Everything is in float64. Evaluation does not count as seconds.
 
