@@ -597,9 +597,7 @@ def test_buffers_that_forward_counts_in() -> None:
         GramGaussNewton(model, lam=1.0, alpha=0.1).step(terms=Term(lambda u, x: u(x), points()))
 
 
-class Clipped(torch.autograd.Function):
-    """Its backward pass is no derivative."""
-
+class Identity(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
@@ -609,24 +607,18 @@ class Clipped(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
+
+
+class Clipped(Identity):
+    """Its backward pass is no derivative."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.clamp(-0.5, 0.5)
 
 
-class WrongForwardMode(torch.autograd.Function):
-    """The identity, whose derivative in forward mode is twice that in reverse mode."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return 1 * x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+class WrongForwardMode(Identity):
+    """Its derivative in forward mode is twice that in reverse mode."""
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ class StreamEngine:
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
 
-        Networks for which the result would be wrong are rejected: samples interact, a parameter is read outside its
-        module other than by adding or multiplying, or the input of a layer is changed in place.
+        Networks for which the result would be wrong are rejected: samples interact, or the input of a layer is
+        changed in place. Where J cannot be formed by samples, it is formed row by row, which is reported once.
         """
         run = self.start(model, trained)
         try:
