@@ -2,9 +2,11 @@
 
 python scripts/evidence.py --list               # the blocks, their numbers of runs and how many are missing
 python scripts/evidence.py --block tune         # one block
-python scripts/evidence.py                      # all of them: about 10 hours on two idle cores
+python scripts/evidence.py --block tune --dataset rotation   # its runs on one data set, e.g. one data set per core
+python scripts/evidence.py                      # all of them: about 15 hours of one core
 python scripts/evidence.py --targets            # epochs and seconds to the strongest baseline's losses
 
+Every run uses one thread. Seconds are reported from the block clock only, which must run alone on an idle machine.
 A block is written to outputs/results/evidence_<block>.csv, also when it is stopped. Runs that are in that file already
 are not repeated, so that a block continues on any machine. Real images lie in data/raw/rotation (one .npz file) and
 data/raw/retinamnist. Exit codes: 0 all done, 1 a run failed, 2 bad input, 130 and 143 stopped.
@@ -19,6 +21,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -30,12 +33,16 @@ from gramgn.errors import InputError, counted  # noqa: E402
 from gramgn.progress import say  # noqa: E402
 from gramgn.records import final_loss, identifying, runs, short_hash, time_to_target, write_results  # noqa: E402
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 SWEEPS, RESULTS = ROOT / "outputs" / "sweeps", ROOT / "outputs" / "results"
 REAL, SYNTHETIC = ("rotation", "retinamnist"), ("rsna_synthetic", "afad_synthetic")
 # Epochs of a third, half and the whole of the length.
 BUDGETS = {"laptop": (6, 9, 18), "desk": (10, 15, 30)}
 TUNING_SEED = 100
 OURS = "ggn_spring-resnet_gn"
+RECIPE = "optimizer=ggn_recommended model=resnet_gn schedule=linear trainer.batch_size=256"
 
 
 def read_methods() -> dict[str, list[str]]:
@@ -55,15 +62,18 @@ PAPER = (
     "optimizer=ggn model=resnet_fixup",
     "optimizer=ggn model=resnet_fixup optimizer.damping_convention=sum",
 )
-# A block's data sets, its scale, and its number of runs per data set.
-BLOCKS = {
+# A block's data sets, its scale, and its number of runs per data set; those of clock follow from the other blocks.
+BLOCKS: dict[str, tuple[tuple[str, ...], str, int | None]] = {
     "tune": ((*REAL, *SYNTHETIC), "laptop", 72),
-    "refine": ((*REAL, *SYNTHETIC), "laptop", 36),
-    "final": ((*REAL, *SYNTHETIC), "laptop", 60),
+    "refine": ((*REAL, *SYNTHETIC), "laptop", 24),
+    "final": ((*REAL, *SYNTHETIC), "laptop", 65),
     "paper": ((*REAL, *SYNTHETIC), "laptop", 20),
     "desk": (SYNTHETIC, "desk", 21),
     "desk_paper": (SYNTHETIC, "desk", 9),
+    "clock": ((*REAL, *SYNTHETIC), "both", None),
 }
+OURS_AND_RECIPE = (OURS.replace("-", " on "), "ggn_recommended on resnet_gn")
+"""The methods that are no baselines, as `time_to_target` names them."""
 BLIND = ("tune", "refine")
 """Blocks whose files hold no test losses, so that nothing can be chosen by them."""
 
@@ -84,6 +94,11 @@ def key(words: Sequence[str]) -> str:
     return short_hash(identifying(words))
 
 
+def digits(run: str) -> str:
+    """Return the digits that the name of a run ends with, see `key`."""
+    return run.rpartition("-")[2]
+
+
 def results(block: str) -> dict[str, float]:
     """Return the validation loss after the last epoch of each run in a block's file, by `key`; inf if it diverged."""
     path = RESULTS / f"evidence_{block}.csv"
@@ -94,7 +109,7 @@ def results(block: str) -> dict[str, float]:
 def read(path: Path, mtime_ns: int) -> dict[str, float]:
     """Return the content of a results file as `results` does; `mtime_ns` tells one content from another."""
     ends = final_loss(runs(path), column="val_loss")
-    return {run.rpartition("-")[2]: loss for run, loss in zip(ends["run"], ends["loss"], strict=True)}
+    return {digits(run): loss for run, loss in zip(ends["run"], ends["loss"], strict=True)}
 
 
 def ranked(dataset: str, method: str, epochs: int) -> list[tuple[float, str]]:
@@ -105,7 +120,7 @@ def ranked(dataset: str, method: str, epochs: int) -> list[tuple[float, str]]:
     """
     half = BUDGETS["laptop"][1]
     found = results("tune") if epochs == half else results("refine")
-    words = METHODS[method] if epochs == half else [words for _, words in ranked(dataset, method, half)[:3]]
+    words = METHODS[method] if epochs == half else [words for _, words in ranked(dataset, method, half)[:2]]
     losses = []
     for each in words:
         loss = found.get(key(job(dataset, "laptop", each, epochs, TUNING_SEED)))
@@ -123,42 +138,59 @@ def planned(block: str, dataset: str) -> list[list[str]]:
     Raises:
         InputError: They depend on runs that are not in the committed results.
     """
-    scale, tuned, lengths = BLOCKS[block][1], BUDGETS["laptop"], BUDGETS[BLOCKS[block][1]]
+    scale, tuned, lengths = BLOCKS[block][1], BUDGETS["laptop"], BUDGETS.get(BLOCKS[block][1], ())
+    if block == "clock":
+        timed = (each for each in ("final", "paper", "desk", "desk_paper") if dataset in BLOCKS[each][0])
+        jobs = [clock_of(words) for each in timed for words in planned(each, dataset)]
+        return [list(words) for words in dict.fromkeys(map(tuple, jobs))]
     third, half, whole = lengths
     if block == "tune":
         return [job(dataset, scale, each, half, TUNING_SEED) for words in METHODS.values() for each in words]
     if block == "refine":
-        best = [words for method in METHODS for _, words in ranked(dataset, method, half)[:3]]
+        best = [words for method in METHODS for _, words in ranked(dataset, method, half)[:2]]
         return [
             job(dataset, scale, words, epochs, TUNING_SEED) for words in best for epochs in (third, whole)
         ]
     if block in ("paper", "desk_paper"):
         curves, seeds = (PAPER, range(5)) if block == "paper" else (PAPER[:3], range(3))
         return [job(dataset, scale, words, whole, seed) for words in curves for seed in seeds]
-    best_of = {method: min(ranked(dataset, method, each)[0][0] for each in tuned) for method in METHODS}
-    first, second = sorted((method for method in METHODS if method != OURS), key=best_of.__getitem__)[:2]
-    everywhere, seeds = ((first, second, OURS), range(5)) if block == "final" else ((first, OURS), range(3))
-    at_whole = tuple(METHODS) if block == "final" else (first, second, OURS)
-    chosen = [(at_whole, whole), (everywhere, third), (everywhere, half)]
-    return [
-        job(dataset, scale, ranked(dataset, method, tuned[lengths.index(epochs)])[0][1], epochs, seed)
-        for methods, epochs in chosen
-        for method in methods
-        for seed in seeds
+
+    def best(method: str, epochs: int) -> tuple[float, str]:
+        return ranked(dataset, method, tuned[lengths.index(epochs)])[0]
+
+    lowest = {method: min(best(method, epochs)[0] for epochs in lengths) for method in METHODS}
+    first, second = sorted((method for method in METHODS if method != OURS), key=lowest.__getitem__)[:2]
+    if block == "final":
+        at_whole, everywhere, seeds = tuple(METHODS), (first, OURS), range(5)
+    else:
+        at_whole, everywhere, seeds = (first, second), (first,), range(3)
+    settings = [
+        (words, epochs)
+        for epochs in lengths
+        for words in (
+            *(best(method, epochs)[1] for method in (at_whole if epochs == whole else everywhere)),
+            RECIPE,
+        )
     ]
+    return [job(dataset, scale, words, epochs, seed) for words, epochs in settings for seed in seeds]
+
+
+def clock_of(words: Sequence[str]) -> list[str]:
+    """Return the run that measures the seconds of a run: the same setting for two epochs, with seed 0."""
+    return [*words[:-2], "trainer.epochs=2", "seed=0"]
 
 
 def command(block: str, dataset: str, jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return the arguments of train.py for some runs of a block on a data set."""
-    points = ",".join(f"'{' '.join(words[2:])}'" for words in jobs)
-    common = [f"name=evidence-{block}-{dataset}", *jobs[0][:2], "tracking=none"]
+    points = ",".join(f"'{' '.join(words[1:])}'" for words in jobs)
+    common = [f"name=evidence-{block}-{dataset}", jobs[0][0], "trainer.threads=1", "tracking=none"]
     return ["-m", *common, f"hydra.sweeper.points=[{points}]"]
 
 
-def run(block: str, extra: Sequence[str]) -> int:
-    """Run what is missing of a block and return the exit code."""
+def run(block: str, datasets: Sequence[str], extra: Sequence[str]) -> int:
+    """Run what is missing of a block on some of its data sets and return the exit code."""
     worst = 0
-    for dataset in BLOCKS[block][0]:
+    for dataset in datasets:
         jobs, there = planned(block, dataset), results(block)
         missing = [words for words in jobs if key(words) not in there]
         say(f"\n{block} on {dataset}: {counted(len(jobs), 'run')}, {len(missing)} missing")
@@ -191,6 +223,9 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--block", choices=tuple(BLOCKS), help="one block (default: all, in this order)")
+    parser.add_argument(
+        "--dataset", choices=(*REAL, *SYNTHETIC), help="one data set (default: all of a block)"
+    )
     parser.add_argument("--list", action="store_true", help="print the runs, run nothing")
     parser.add_argument("--targets", action="store_true", help="print the times to target of final and desk")
     parser.add_argument("overrides", nargs="*", help="key=value for every run that changes no result")
@@ -198,11 +233,12 @@ def main(arguments: list[str] | None = None) -> int:
     blocks = [given.block] if given.block else list(BLOCKS)
     try:
         for block in blocks:
+            datasets = [each for each in BLOCKS[block][0] if given.dataset in (None, each)]
             if given.targets:
-                show_targets(block)
+                show_targets(block, datasets)
             elif given.list:
-                show(block)
-            elif code := run(block, given.overrides):
+                show(block, datasets)
+            elif code := run(block, datasets, given.overrides):
                 return code
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -210,23 +246,45 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def show_targets(block: str) -> None:
+def show_targets(block: str, datasets: Sequence[str]) -> None:
     """Print how long each method takes to the losses of the strongest baseline, if the block is one of those."""
     path = RESULTS / f"evidence_{block}.csv"
     if block not in ("final", "desk") or not path.is_file():
         return
-    ours = OURS.replace("-", " on ")
-    for dataset, table in runs(path).groupby("dataset"):
+    table = runs(path)
+    for dataset in datasets:
+        timed = with_seconds(table[table["dataset"] == dataset], block)
         for column in ("val_loss", "train_loss"):
-            found = time_to_target(table, ours=ours, column=column)
+            found = time_to_target(timed, ours=OURS_AND_RECIPE, column=column)
             print(f"{block}, {dataset}: to a {column} of {found.attrs['target']:.4g}")
             print(found.to_string(float_format="{:.3g}".format) + "\n")
 
 
-def show(block: str) -> None:
+def with_seconds(table: pd.DataFrame, block: str) -> pd.DataFrame:
+    """Return rows of a block on one data set with `train_s` as the block clock measured it, missing where it did not.
+
+    The seconds of E epochs are those of the first one and E - 1 times those of the second one.
+    """
+    path = RESULTS / "evidence_clock.csv"
+    clock = runs(path) if path.is_file() else table.iloc[:0]
+    at = {
+        (digits(name), epoch): s for name, epoch, s in zip(clock.run, clock.epoch, clock.train_s, strict=True)
+    }
+    jobs = [words for dataset in table["dataset"].unique() for words in planned(block, dataset)]
+    clock_key = {key(words): key(clock_of(words)) for words in jobs}
+
+    def seconds(name: str, epoch: int) -> float:
+        first, both = (at.get((clock_key[digits(name)], each), math.nan) for each in (1, 2))
+        return first + (epoch - 1) * (both - first)
+
+    return table.assign(train_s=[seconds(*each) for each in zip(table["run"], table["epoch"], strict=True)])
+
+
+def show(block: str, datasets: Sequence[str]) -> None:
     """Print the runs of a block."""
-    datasets, scale, count = BLOCKS[block]
-    print(f"{block}: {scale} scale, {len(datasets) * count} runs, {len(results(block))} done")
+    _, scale, count = BLOCKS[block]
+    number = f"{len(datasets) * count} runs" if count else "every setting of the other blocks once"
+    print(f"{block}: {scale} scale, {number}, {len(results(block))} done")
     for dataset in datasets:
         try:
             jobs = planned(block, dataset)

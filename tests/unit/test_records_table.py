@@ -256,12 +256,12 @@ def test_time_to_target() -> None:
         for seed, loss in enumerate(values)
     ]
     table = pd.DataFrame(rows).reindex(columns=runs("nowhere").columns)
-    found = time_to_target(table, ours="ggn on net")
+    found = time_to_target(table, ours=["ggn on net"])
     assert found.attrs["target"] == 0.5
     assert found.loc["ggn on net"].tolist() == [3, 30, pytest.approx(1 / 3), pytest.approx(1 / 3)]
     assert found.loc["sgd on net"].tolist() == [9, 90, 1, 1]
     assert found.loc["adamw on net"].isna().all()
-    assert time_to_target(table, ours="ggn on net", column="train_loss").loc["adamw on net", "epochs"] == 3
+    assert time_to_target(table, ours=["ggn on net"], column="train_loss").loc["adamw on net", "epochs"] == 3
 
 
 def test_a_schedule_has_columns_in_files_that_need_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gramgn.records.columns import LOCAL_COLUMNS, RUN_COLUMNS, RUN_KEY
@@ -82,7 +83,7 @@ def best_alphas(
     return best.reindex(sorted(cells["lam"].dropna().unique()))
 
 
-def time_to_target(table: pd.DataFrame, *, ours: str, column: str = "val_loss") -> pd.DataFrame:
+def time_to_target(table: pd.DataFrame, *, ours: Collection[str], column: str = "val_loss") -> pd.DataFrame:
     """Return, per method, the shortest training that ends at the loss of the strongest baseline or below.
 
     A method is an optimizer on a network, e.g. `"sgd on resnet_bn"`; all its runs of one length have the same settings.
@@ -91,7 +92,7 @@ def time_to_target(table: pd.DataFrame, *, ours: str, column: str = "val_loss") 
 
     Args:
         table: Rows of `runs`, on one data set and at one scale.
-        ours: The method that is no baseline.
+        ours: The methods that are no baselines.
         column: The loss to reach, `"val_loss"` or `"train_loss"`.
 
     Returns:
@@ -103,7 +104,7 @@ def time_to_target(table: pd.DataFrame, *, ours: str, column: str = "val_loss") 
         ends[name] = final_loss(table, column=name)["loss"]
     ends["method"] = ends["optimizer"] + " on " + ends["model"]
     at_end = ends.groupby(["method", "epochs"])[["loss", "val_loss", "train_s"]].median().reset_index()
-    strongest = at_end[at_end["method"] != ours].sort_values("val_loss", kind="stable").iloc[0]
+    strongest = at_end[~at_end["method"].isin(ours)].sort_values("val_loss", kind="stable").iloc[0]
     reached = at_end[at_end["loss"] <= strongest["loss"]].drop_duplicates("method").set_index("method")
     found = reached[["epochs", "train_s"]].astype("float64").reindex(at_end["method"].unique())
     ratios = (found / found.loc[strongest["method"]]).add_suffix("_ratio")
