@@ -138,41 +138,35 @@ def planned(block: str, dataset: str) -> list[list[str]]:
     Raises:
         InputError: They depend on runs that are not in the committed results.
     """
-    scale, tuned, lengths = BLOCKS[block][1], BUDGETS["laptop"], BUDGETS.get(BLOCKS[block][1], ())
+    scale = BLOCKS[block][1]
     if block == "clock":
         timed = (each for each in ("final", "paper", "desk", "desk_paper") if dataset in BLOCKS[each][0])
         jobs = [clock_of(words) for each in timed for words in planned(each, dataset)]
         return [list(words) for words in dict.fromkeys(map(tuple, jobs))]
-    third, half, whole = lengths
+    third, half, whole = lengths = BUDGETS[scale]
     if block == "tune":
         return [job(dataset, scale, each, half, TUNING_SEED) for words in METHODS.values() for each in words]
     if block == "refine":
-        best = [words for method in METHODS for _, words in ranked(dataset, method, half)[:2]]
-        return [
-            job(dataset, scale, words, epochs, TUNING_SEED) for words in best for epochs in (third, whole)
-        ]
+        two_best = [words for method in METHODS for _, words in ranked(dataset, method, half)[:2]]
+        return [job(dataset, scale, words, n, TUNING_SEED) for words in two_best for n in (third, whole)]
     if block in ("paper", "desk_paper"):
         curves, seeds = (PAPER, range(5)) if block == "paper" else (PAPER[:3], range(3))
         return [job(dataset, scale, words, whole, seed) for words in curves for seed in seeds]
 
     def best(method: str, epochs: int) -> tuple[float, str]:
-        return ranked(dataset, method, tuned[lengths.index(epochs)])[0]
+        return ranked(dataset, method, BUDGETS["laptop"][lengths.index(epochs)])[0]
 
     lowest = {method: min(best(method, epochs)[0] for epochs in lengths) for method in METHODS}
     first, second = sorted((method for method in METHODS if method != OURS), key=lowest.__getitem__)[:2]
-    if block == "final":
-        at_whole, everywhere, seeds = tuple(METHODS), (first, OURS), range(5)
-    else:
-        at_whole, everywhere, seeds = (first, second), (first,), range(3)
-    settings = [
-        (words, epochs)
-        for epochs in lengths
-        for words in (
-            *(best(method, epochs)[1] for method in (at_whole if epochs == whole else everywhere)),
-            RECIPE,
-        )
+    is_final = block == "final"
+    everywhere = [first, OURS] if is_final else [first]
+    methods_of = {third: everywhere, half: everywhere, whole: list(METHODS) if is_final else [first, second]}
+    return [
+        job(dataset, scale, words, epochs, seed)
+        for epochs, methods in methods_of.items()
+        for words in (*(best(method, epochs)[1] for method in methods), RECIPE)
+        for seed in range(5 if is_final else 3)
     ]
-    return [job(dataset, scale, words, epochs, seed) for words, epochs in settings for seed in seeds]
 
 
 def clock_of(words: Sequence[str]) -> list[str]:
