@@ -21,7 +21,6 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
@@ -31,10 +30,15 @@ from omegaconf import OmegaConf  # noqa: E402
 from gramgn.app import train_command  # noqa: E402
 from gramgn.errors import InputError, counted  # noqa: E402
 from gramgn.progress import say  # noqa: E402
-from gramgn.records import final_loss, identifying, runs, short_hash, time_to_target, write_results  # noqa: E402
-
-if TYPE_CHECKING:
-    import pandas as pd
+from gramgn.records import (  # noqa: E402
+    final_loss,
+    identifying,
+    runs,
+    short_hash,
+    time_to_target,
+    with_seconds,
+    write_results,
+)
 
 SWEEPS, RESULTS = ROOT / "outputs" / "sweeps", ROOT / "outputs" / "results"
 REAL, SYNTHETIC = ("rotation", "retinamnist"), ("rsna_synthetic", "afad_synthetic")
@@ -242,36 +246,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def show_targets(block: str, datasets: Sequence[str]) -> None:
     """Print how long each method takes to the losses of the strongest baseline, if the block is one of those."""
-    path = RESULTS / f"evidence_{block}.csv"
-    if block not in ("final", "desk") or not path.is_file():
+    path, clock = (RESULTS / f"evidence_{name}.csv" for name in (block, "clock"))
+    if block not in ("final", "desk") or not path.is_file() or not clock.is_file():
         return
-    table = runs(path)
+    table, timed = runs(path), runs(clock)
+    name_of = {digits(name): name for name in timed["run"]}
     for dataset in datasets:
-        timed = with_seconds(table[table["dataset"] == dataset], block)
+        clock_key = {key(words): key(clock_of(words)) for words in planned(block, dataset)}
+        rows = table[table["dataset"] == dataset]
+        measured_by = {name: name_of.get(clock_key[digits(name)], "") for name in rows["run"]}
+        rows = with_seconds(rows, timed, measured_by)
         for column in ("val_loss", "train_loss"):
-            found = time_to_target(timed, ours=OURS_AND_RECIPE, column=column)
+            found = time_to_target(rows, ours=OURS_AND_RECIPE, column=column)
             print(f"{block}, {dataset}: to a {column} of {found.attrs['target']:.4g}")
             print(found.to_string(float_format="{:.3g}".format) + "\n")
-
-
-def with_seconds(table: pd.DataFrame, block: str) -> pd.DataFrame:
-    """Return rows of a block on one data set with `train_s` as the block clock measured it, missing where it did not.
-
-    The seconds of E epochs are those of the first one and E - 1 times those of the second one.
-    """
-    path = RESULTS / "evidence_clock.csv"
-    clock = runs(path) if path.is_file() else table.iloc[:0]
-    at = {
-        (digits(name), epoch): s for name, epoch, s in zip(clock.run, clock.epoch, clock.train_s, strict=True)
-    }
-    jobs = [words for dataset in table["dataset"].unique() for words in planned(block, dataset)]
-    clock_key = {key(words): key(clock_of(words)) for words in jobs}
-
-    def seconds(name: str, epoch: int) -> float:
-        first, both = (at.get((clock_key[digits(name)], each), math.nan) for each in (1, 2))
-        return first + (epoch - 1) * (both - first)
-
-    return table.assign(train_s=[seconds(*each) for each in zip(table["run"], table["epoch"], strict=True)])
 
 
 def show(block: str, datasets: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ from gramgn.records import (
     same_setting,
     settings,
     time_to_target,
+    with_seconds,
     write_results,
 )
 
@@ -262,6 +263,17 @@ def test_time_to_target() -> None:
     assert found.loc["sgd on net"].tolist() == [9, 90, 1, 1]
     assert found.loc["adamw on net"].isna().all()
     assert time_to_target(table, ours=["ggn on net"], column="train_loss").loc["adamw on net", "epochs"] == 3
+
+
+def test_seconds_are_those_of_the_clock() -> None:
+    """The first epoch's seconds once, the second's for every other; none where nothing was measured."""
+    columns = runs("nowhere").columns
+    rows = [{"run": run, "epoch": epoch, "train_s": 77.0} for run in ("a", "b") for epoch in (1, 4)]
+    clock = [{"run": "c", "epoch": epoch, "train_s": seconds} for epoch, seconds in ((1, 5.0), (2, 8.0))]
+    tables = (pd.DataFrame(each).reindex(columns=columns) for each in (rows, clock))
+    assert with_seconds(*tables, {"a": "c"})["train_s"].tolist()[:2] == [5.0, 14.0]
+    tables = (pd.DataFrame(each).reindex(columns=columns) for each in (rows, clock))
+    assert with_seconds(*tables, {"a": "c"})["train_s"].isna().tolist() == [False, False, True, True]
 
 
 def test_a_schedule_has_columns_in_files_that_need_them(tmp_path: Path) -> None:

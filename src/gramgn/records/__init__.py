@@ -46,6 +46,7 @@ from gramgn.records.queries import (
     newest,
     same_setting,
     time_to_target,
+    with_seconds,
 )
 from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
@@ -108,6 +109,7 @@ __all__ = [
     "varying",
     "versions",
     "with_added",
+    "with_seconds",
     "write_atomic",
     "write_results",
 ]

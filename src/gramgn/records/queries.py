@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from gramgn.records.columns import LOCAL_COLUMNS, RUN_COLUMNS, RUN_KEY
@@ -111,6 +111,29 @@ def time_to_target(table: pd.DataFrame, *, ours: Collection[str], column: str = 
     found = found.join(ratios).rename_axis("method")
     found.attrs["target"] = float(strongest["loss"])
     return found
+
+
+def with_seconds(table: pd.DataFrame, clock: pd.DataFrame, measured_by: Mapping[str, str]) -> pd.DataFrame:
+    """Return the table with `train_s` from other runs of the same settings, which had the machine to themselves.
+
+    Args:
+        table: Rows of `runs`.
+        clock: Rows of `runs`, the first two epochs of each setting.
+        measured_by: The name of a run in `clock` for each name of a run in `table`.
+
+    Returns:
+        The table; the seconds of E epochs are those of the first epoch and E - 1 times those of the second one, NaN
+        where `clock` has no such run.
+    """
+    at = {
+        (name, epoch): seconds
+        for name, epoch, seconds in zip(clock["run"], clock["epoch"], clock["train_s"], strict=True)
+    }
+    values = []
+    for name, epoch in zip(table["run"], table["epoch"], strict=True):
+        first, both = (at.get((measured_by.get(name), each), math.nan) for each in (1, 2))
+        values.append(first + (epoch - 1) * (both - first))
+    return table.assign(train_s=values)
 
 
 def same_setting(table: pd.DataFrame, *without: str) -> pd.Series[str]:
