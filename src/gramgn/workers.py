@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from gramgn.errors import DataError
 from gramgn.progress import say
+from gramgn.stopping import REQUEUE
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,9 +96,10 @@ def _unguarded_script() -> Path | None:
 
 
 def _start() -> None:
-    """Set up a worker process: its parent handles Ctrl-C, and it ends with its parent."""
+    """Set up a worker process: its parent handles Ctrl-C and requests to be requeued, and it ends with its parent."""
     with contextlib.suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for signum in (signal.SIGINT, *REQUEUE):
+            signal.signal(signum, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

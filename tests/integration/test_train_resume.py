@@ -329,18 +329,3 @@ def test_damaged_local_paths(call: Call, house: House, capsys: pytest.CaptureFix
         (folder / "local.json").write_text(content)
         assert call(f"resume={folder}", "trainer.epochs=3") == 2
         assert "local.json is damaged" in capsys.readouterr().err
-
-
-def test_a_second_signal_ends_at_once(call: Call, house: House) -> None:
-    """H21: Ctrl-C twice while worker processes draw: no waiting, no process left, the right code."""
-    options = ("dataset=afad_synthetic", "trainer=debug", "tracking=none")
-    process = house.start(*options, "dataset.workers=2", "dataset.num_images=4000", "dataset.limit=null")
-    raw = house.root / "data" / "raw"
-    wait_until(lambda: len(list(raw.rglob("*.jpg"))) > 50, process)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert call(*options, "trainer.epochs=1") == 0

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 PACKAGE = "gramgn"
-ROOT_MODULES = {"damping", "errors", "files", "locks", "physics", "progress", "stopping", "workers"}
+ROOT_MODULES = {
+    "damping",
+    "errors",
+    "files",
+    "locks",
+    "physics",
+    "progress",
+    "scheduler",
+    "stopping",
+    "workers",
+}
 # Who may import whom (besides itself and the root modules). optim and models import torch and gramgn.damping alone.
 ALLOWED = {
     "optim": set(),

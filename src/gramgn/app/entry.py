@@ -1,4 +1,4 @@
-"""From the command line to an exit code: 0 done, 1 failed, 2 bad input, 3 diverged, 130 and 143 stopped."""
+"""From the command line to an exit code: 0 done, 1 failed, 2 bad input, 3 diverged, 128 + signal stopped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from gramgn.app.hydra_errors import (
     search_path,
     split_config_dir,
 )
-from gramgn.app.paths import repository, set_repository
-from gramgn.app.plan import Job, resumed_job, run_folder
+from gramgn.app.paths import repository, set_repository, shown
+from gramgn.app.plan import Job, restarted_run, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
 from gramgn.errors import ConfigError, InputError, JobFailedError
 from gramgn.progress import say
-from gramgn.stopping import StopRequested, raising_signals
+from gramgn.scheduler import requeue
+from gramgn.stopping import REQUEUE, StopRequested, raising_signals
 
 OTHER_LAUNCHER = (
     "this launcher would train all jobs of a sweep in one process, where one that fails ends the others. "
@@ -79,6 +80,8 @@ def main(task: Callable[[], Any], root: Path) -> int:
     finally:
         while _sweeps:
             _sweeps.pop().close()
+    if code in [128 + signum for signum in REQUEUE]:
+        requeue()
     return code or of_sweeps
 
 
@@ -154,6 +157,9 @@ def run_job(config: DictConfig) -> float | None:
         check_hydra_keys(map(str, hydra_config.overrides.hydra), is_sweep=False)
         if isinstance(resume := container.get("resume"), str):
             job = resumed_job(container, overrides, run_folder("resume", resume).path)
+        elif (restarted := restarted_run(folder.parent, overrides)) is not None:
+            say(f"this job was started again: it continues the run in {shown(restarted)}")
+            job = resumed_job(container, [], restarted)
         else:
             job = Job(container, choices, overrides, folder)
         record = train(job)

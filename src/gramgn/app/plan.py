@@ -12,6 +12,7 @@ from gramgn.app.config import check_entries
 from gramgn.app.paths import absolute, repository
 from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.records import RESUMABLE, RunFolder, flat, path_override, portable, with_added, write_atomic
+from gramgn.scheduler import is_restarted, job_id
 
 LOCAL_FILE = "local.json"
 OUTPUT_FILE = "output.log"  # of the process of a sweep's job
@@ -102,6 +103,31 @@ def resumed_job(
         elif not name and any(each.split(".")[0] == section for each in keys):
             config[section] = given[section]
     return Job(config, stored["choices"], stored["overrides"], folder, stored.get("group"), stored, git)
+
+
+def restarted_run(place: Path, overrides: Sequence[str]) -> Path | None:
+    """Return the folder of the run that this command began before the scheduler started its job again.
+
+    Args:
+        place: The folder that holds the runs.
+        overrides: The command line.
+
+    Returns:
+        The newest run of this job with this command line; None if there is none, or the job was not restarted.
+    """
+    if not is_restarted():
+        return None
+    found: dict[str, Path] = {}
+    for file in place.glob("*/run.json"):
+        try:
+            run = RunFolder(file.parent).read_run("starts")
+        except InputError:  # a damaged record of another run
+            continue
+        if run["overrides"] == portable(list(overrides), repository()) and any(
+            start.get("job") == job_id() for start in run["starts"]
+        ):
+            found[run["starts"][0].get("time_utc", "") + file.parent.name] = file.parent
+    return found[max(found)] if found else None
 
 
 def split_paths(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

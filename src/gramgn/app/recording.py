@@ -27,6 +27,7 @@ from gramgn.records import (
     start_record,
     write_atomic,
 )
+from gramgn.scheduler import job_id
 from gramgn.stopping import StopRequested
 from gramgn.tracking import TrackingConfig, WandbMirror
 from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
@@ -128,7 +129,7 @@ def first_record(
 ) -> dict[str, Any]:
     """Return run.json as it is written before any work, so that even a killed run says what it was."""
     config, _ = split_paths(job.config)
-    start = start_record() | {"git": job.git or git_state(repository())}
+    start = start_record() | {"git": job.git or git_state(repository()), "job": job_id()}
     stored = job.stored or {}
     return {
         "id": stored.get("id") or secrets.token_hex(8),

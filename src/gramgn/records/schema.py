@@ -59,7 +59,7 @@ ENTRIES: Mapping[str, type] = {
     "kernels": str,  # the compiled kernels of the optimizer, or "off"; "avx512 then off" after such a resumption
     "engine": dict,  # what the optimizer's engine chose: see `GramGaussNewton.choices`
     "precision": dict,
-    "starts": list,  # one entry per start: time, platform, git, versions
+    "starts": list,  # one entry per start: time, platform, git, versions, the scheduler's job
     "resume_count": int,
     "time": dict,  # seconds
     "wandb": dict,

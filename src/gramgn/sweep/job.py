@@ -25,7 +25,7 @@ from gramgn.app import OUTPUT_FILE, Job, one_line_warning, set_repository
 from gramgn.errors import InputError, first_line
 from gramgn.progress import say
 from gramgn.records import RunFolder, idle_epochs_note, is_incidental, override_key
-from gramgn.stopping import StopRequested, raising_signals
+from gramgn.stopping import SIGNALS, StopRequested, raising_signals
 from gramgn.sweep.review import Cell
 
 GRACE_S = 10.0
@@ -48,7 +48,7 @@ def perform(task: Task, sender: Connection) -> None:
     """Do a task in this fresh process and send its result.
 
     Ctrl-C on a terminal must reach only the process that runs the sweep, which passes it on: the child leaves the
-    process group. SIGINT and SIGTERM, which it inherits blocked, are unblocked once they have handlers.
+    process group. The signals that stop it, which it inherits blocked, are unblocked once they have handlers.
     """
     os.setpgid(0, 0)
     # What is imported already stays out of collections: children share those pages.
@@ -63,7 +63,7 @@ def perform(task: Task, sender: Connection) -> None:
         if not task.is_check:
             _write_to(task.cells[0].folder / OUTPUT_FILE, " ".join(task.cells[0].job.overrides))
         with raising_signals():
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             threading.Thread(target=_end_with_parent, daemon=True).start()
             if task.threads is not None:
                 import torch

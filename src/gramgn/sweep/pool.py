@@ -17,7 +17,7 @@ from gramgn.app import repository
 from gramgn.errors import InputError
 from gramgn.progress import say
 from gramgn.records import RunFolder
-from gramgn.stopping import StopAtOnce, deferred_signals
+from gramgn.stopping import SIGNALS, StopAtOnce, deferred_signals
 from gramgn.sweep.display import Outcome
 from gramgn.sweep.job import GRACE_S, Task, perform
 from gramgn.sweep.options import Options
@@ -46,16 +46,15 @@ class Watcher(Protocol):
 def start_server(*, mirrored: bool) -> None:
     """Start the process that jobs are forked from; it imports in the background what they need.
 
-    It inherits SIGINT and SIGTERM blocked, and so do its children until they have handlers: a Ctrl-C on a terminal
-    reaches only the process that runs the sweep. `mirrored` says whether jobs have a W&B run.
+    It inherits the signals that stop a program blocked, and so do its children until they have handlers: a Ctrl-C on a
+    terminal reaches only the process that runs the sweep. `mirrored` says whether jobs have a W&B run.
     """
     forkserver.set_forkserver_preload(["gramgn.sweep.preload", *(["wandb"] if mirrored else [])])
-    # First, because it unblocks these signals itself.
-    resource_tracker.ensure_running()
-    blocked = (signal.SIGINT, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    resource_tracker.ensure_running()  # unblocks some of them
     # The server does not take over sys.path, where train.py has put this checkout.
     before = os.environ.get("PYTHONPATH")
-    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
         forkserver.ensure_running()
@@ -64,7 +63,7 @@ def start_server(*, mirrored: bool) -> None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 class Child:

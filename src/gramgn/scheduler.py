@@ -1,0 +1,59 @@
+"""The job of a scheduler that this process belongs to: Slurm's, or one of torchrun, which both start a job again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+
+from gramgn.errors import first_line
+from gramgn.progress import say
+
+REQUEUE_TIMEOUT_S = 30.0
+RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return a name of the job that stays the same when it is started again, None outside a scheduler's job."""
+    if job := environment.get("SLURM_JOB_ID"):
+        return f"slurm {job}"
+    if run := environment.get("TORCHELASTIC_RUN_ID"):
+        return (
+            f"torchrun {run} {os.getppid()}"  # unless it is told otherwise, torchrun calls every run "none"
+        )
+    return None
+
+
+def is_restarted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the scheduler has started this job before."""
+    return any(environment.get(name, "0") not in ("", "0") for name in RESTART_COUNTS)
+
+
+def requeue() -> bool:
+    """Ask Slurm to start this job again, and return whether it will; False outside a job of Slurm.
+
+    To be called last: Slurm sends SIGTERM to the job at once, which is ignored from here on.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or os.environ.get("SLURM_PROCID", "0") != "0":
+        return False
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        subprocess.run(
+            ["scontrol", "requeue", job],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=REQUEUE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        words = (getattr(error, "stdout", None) or "").strip() or first_line(error)
+        say(
+            f"warning: Slurm does not requeue job {job} ({words}): submit it again, or resume the run by hand"
+        )
+        return False
+    say(f"Slurm starts job {job} again; it will continue here")
+    return True
