@@ -1,4 +1,4 @@
-"""Signals of a terminal and of a scheduler: what is saved, who is asked to start the job again, and where it continues."""
+"""Signals of a terminal and of a scheduler: what is saved, who is asked to start the job again, where it continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def saved_batch(folder: Path) -> int:
 
 
 def test_signals_at_the_same_moment_are_one(house: House) -> None:
-    """H21: slurmstepd and srun each send SIGTERM: the work of the epoch is saved, not dropped as by a second request."""
+    """H21: slurmstepd and srun each send SIGTERM: the epoch is saved, not dropped as by a second request."""
     process = house.start(*BLOBS, *SLOW, "optimizer.sleep_s=0.1")
     wait_until(lambda: num_rows(house) == 1, process)
     time.sleep(0.25)  # two of the next epoch's six steps
@@ -82,7 +82,7 @@ ACCEPTS = 'echo "$@" >> asked; cat outputs/*/*/run.json > then.json; kill -TERM 
 def test_a_signal_before_the_limit_saves_and_requeues(
     call: Call, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Saved first, then requeued, SIGTERM ignored; the job started again continues in its folder, to the same losses."""
+    """Saved first, then requeued, SIGTERM ignored; the restarted job continues in its folder, to the same losses."""
     environment = scontrol(house, ACCEPTS)
     options = (*SLOW, "optimizer.sleep_s=0.1")
     process = house.start(*BLOBS, *options, **environment)
