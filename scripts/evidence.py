@@ -68,7 +68,7 @@ PAPER = (
 )
 # A block's data sets, its scale, and its number of runs per data set; those of clock follow from the other blocks.
 BLOCKS: dict[str, tuple[tuple[str, ...], str, int | None]] = {
-    "tune": ((*REAL, *SYNTHETIC), "laptop", 78),
+    "tune": ((*REAL, *SYNTHETIC), "laptop", 85),
     "refine": ((*REAL, *SYNTHETIC), "laptop", 24),
     "final": ((*REAL, *SYNTHETIC), "laptop", 65),
     "paper": ((*REAL, *SYNTHETIC), "laptop", 20),

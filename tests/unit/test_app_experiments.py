@@ -210,12 +210,12 @@ def test_a_grid_can_be_made_of_another_experiment() -> None:
     assert choices(config)["optimizer"] == "ggn_spring"
 
 
-def test_every_optimizer_is_tuned_with_the_same_number_of_trials() -> None:
+def test_no_baseline_is_tuned_with_fewer_trials_than_ours() -> None:
     counts: dict[tuple[str, ...], int] = {}
     points = [str(point).split() for point in config_of("sweep=tuned").hydra.sweeper.points]
     for optimizer, model, *_ in points:
         counts[optimizer, model] = counts.get((optimizer, model), 0) + 1
-    assert set(counts.values()) == {12}
+    assert min(counts.values()) == counts["optimizer=ggn_spring", "model=resnet_gn"] == 14
     assert {optimizer for optimizer, _ in counts} == {
         f"optimizer={name}" for name in ("sgd", "adamw", "muon", "ggn_spring")
     }

@@ -112,7 +112,7 @@ def test_a_block_needs_those_before_it(evidence: ModuleType, capsys: pytest.Capt
     assert evidence.main(["--block", "final"]) == 2
     assert "run the blocks tune and refine first" in capsys.readouterr().err
     assert evidence.main(["--list"]) == 0
-    assert "tune: laptop scale, 312 runs, 0 done" in capsys.readouterr().out
+    assert "tune: laptop scale, 340 runs, 0 done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("code", [2, 130])
