@@ -154,8 +154,10 @@ def test_inference_mode() -> None:
 
 
 @pytest.mark.parametrize("world_size", ["2", "16"])
-def test_more_than_one_process(world_size: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G22: WORLD_SIZE > 1 is refused with one line."""
+def test_one_of_several_processes_that_do_not_know_of_one_another(
+    world_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G22: WORLD_SIZE > 1 without an initialised torch.distributed is rejected with one line."""
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with pytest.raises(RuntimeError, match=f"WORLD_SIZE={world_size}") as caught:
         built(network())

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -302,19 +303,34 @@ class Trial:
 
     def __init__(self, closure: Closure, loss: Loss, model: LinearModel, before: Snapshot) -> None:
         self.closure, self.loss, self.model, self.before = closure, loss, model, before
-        reading = model.J.reading
-        self.eps = torch.finfo(reading.residual.dtype).eps
-        # An engine may draw other masks than the plain model, or run it in a shorter format: then the loss that the
-        # engine saw cannot be compared, and the plain model's is evaluated at this point too.
-        comparable = not drew_random_numbers(before.random, before.device) and model.J.eps <= self.eps
-        self.start = float(reading.loss) if comparable else self._evaluate()
+        self.eps = torch.finfo(model.J.reading.residual.dtype).eps
+
+    @cached_property
+    def start(self) -> float:
+        """The loss at this point.
+
+        An engine may draw other masks than the plain model, or run it in a shorter format: then the loss that the
+        engine saw cannot be compared, and the plain model's is evaluated here.
+        """
+        comparable = not self.drew_random_numbers() and self.model.J.eps <= self.eps
+        return float(self.model.J.reading.loss) if comparable else self.evaluate(None, ())
+
+    def drew_random_numbers(self) -> bool:
+        """Return whether random numbers were drawn when J was formed."""
+        return drew_random_numbers(self.before.random, self.before.device)
 
     def decrease(self, step: Step, fraction: float) -> float:
         """Return the decrease of the loss by a fraction of the step; not finite where the loss is not."""
         assert step.direction is not None, "trial points need the direction"
-        groups = self.model.trained.groups
-        with _moved(self.model.params, step.direction, [fraction * step.lr[group] for group in groups]):
-            return self.start - self._evaluate()
+        start = self.start
+        return start - self.evaluate(step.direction, [fraction * lr for lr in step.lr])
+
+    def evaluate(self, direction: Sequence[Tensor] | None, lr: Sequence[float]) -> float:
+        """Return the loss at w_g + lr_g d_g; None: at w."""
+        if direction is None:
+            return self._evaluate()
+        with _moved(self.model.params, direction, [lr[group] for group in self.model.trained.groups]):
+            return self._evaluate()
 
     def _evaluate(self) -> float:
         differentiates = torch.set_grad_enabled(self.model.J.reading.by_graph)

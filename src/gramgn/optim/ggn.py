@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +15,18 @@ from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt, Line, Outc
 from gramgn.optim.algorithm import LinearModel, Step, add_step_, linear_model, propose
 from gramgn.optim.closure import Closure, Trained, trainable
 from gramgn.optim.engines import Options, Stream, engine_options
+from gramgn.optim.gram import Linearisation
 from gramgn.optim.guards import (
     check_batch_statistics,
     check_model,
     check_modes,
-    check_process,
     note_device,
 )
 from gramgn.optim.info import WARNINGS, StepInfo, report
 from gramgn.optim.kept import Kept, structure_of
 from gramgn.optim.kernels import OFF, serves
 from gramgn.optim.losses import SquaredError, make_loss
+from gramgn.optim.ranks import find_ranks, start_together, step_together
 from gramgn.optim.rows import OF_TERMS, Objective, RowMemory
 from gramgn.optim.runtime import explained_out_of_memory
 from gramgn.optim.settings import (
@@ -41,9 +44,26 @@ from gramgn.optim.state import DIRECTION, check_state, pack_state
 from gramgn.optim.terms import Term, check_terms
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
     from gramgn.optim.experimental import CapturedStep
 
 COUNTS = ("steps", *STATUSES, "ill_conditioned", "rejected", "given_up")
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What a step is taken on."""
+
+    trained: Trained
+    settings: Settings
+    closure: Closure
+    objective: Objective | None  # of a step on terms
+    before: Snapshot | None  # the state in which the engine finds the model, where there are trial points
+
+
+Decide = Callable[[LinearModel, StepBatch], Outcome]
 
 
 class GramGaussNewton(torch.optim.Optimizer):
@@ -98,6 +118,11 @@ class GramGaussNewton(torch.optim.Optimizer):
             `Vmap(...)`: by `torch.func`; `"rows"` or `Rows()`: one batched backward pass per row, whatever the
             closure does; `"loop"` or `Loop()`: the same one by one, for tests. Or a mapping of `name` and the fields
             of these.
+        process_group: The processes that take each step together. None (default): the default group of
+            `torch.distributed`, if it is initialised, else this process alone. Or a `ProcessGroup`, or a `DeviceMesh`
+            of one dimension; with a group of this process alone the optimizer is independent of other processes. All
+            processes build the optimizer on the plain network, whose parameters and buffers become those of rank 0;
+            the closure of each returns the residuals of its own samples. Not part of `state_dict` and pickles.
 
     Attributes:
         counts: The number of `steps` in total, of each status of `StepInfo`, of `ill_conditioned` steps, of tries
@@ -106,7 +131,8 @@ class GramGaussNewton(torch.optim.Optimizer):
     Raises:
         ValueError: A value is out of range; there is nothing to train, or parameters of another model; parameter groups
             that are incompatible; batch statistics in training mode; a compiled or wrapped model.
-        RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1).
+        RuntimeError: Autocast is on, or this process is one of several (WORLD_SIZE > 1) and `torch.distributed` is not
+            initialised.
     """
 
     takes_model = True
@@ -131,8 +157,8 @@ class GramGaussNewton(torch.optim.Optimizer):
         max_step_norm: float | None = None,
         line_search: Armijo | Grid | Mapping[str, Any] | str | None = None,
         engine: str | Options | Mapping[str, Any] = "stream",
+        process_group: ProcessGroup | DeviceMesh | None = None,
     ) -> None:
-        check_process()
         check_model(model)
         options = engine_options(engine)
         self._engine = options.build()
@@ -176,6 +202,9 @@ class GramGaussNewton(torch.optim.Optimizer):
         device = next(iter(trained.params.values())).device
         check_modes(device)
         note_device(device)
+        self._ranks = find_ranks(process_group, device)
+        if self._ranks is not None:
+            start_together(self, self._ranks)
 
     @property
     def kernels(self) -> str:
@@ -217,35 +246,53 @@ class GramGaussNewton(torch.optim.Optimizer):
             SolveError: No solution was found; no parameter was changed.
             torch.OutOfMemoryError: J does not fit; the message holds an estimate and what to lower.
         """
+        if self._ranks is not None:
+            return step_together(self, self._ranks, closure, terms)
+        batch = self._batch(closure, terms)
+        return self._take(batch, self._linearise(batch))
+
+    def _batch(self, closure: Closure | None, terms: Sequence[Term] | Term | None) -> StepBatch:
+        """Return what a step is taken on, checked, with the state in which the model is."""
         trained = self._trained()
         settings = self._settings(trained)
-        params = list(trained.params.values())
         objective = None
         if terms is not None or not callable(closure):
             objective = self._objective(closure, terms, trained, settings)
             closure = objective.residual
         assert closure is not None
-        check_modes(params[0].device)
+        device = next(iter(trained.params.values())).device
+        check_modes(device)
+        before = None if self._acceptance is None else Snapshot(self._model, device)
+        return StepBatch(trained, settings, closure, objective, before)
 
-        before = None if self._acceptance is None else Snapshot(self._model, params[0].device)
-        advice = self._options["engine"].memory_advice if objective is None else OF_TERMS
-        with explained_out_of_memory(trained.params, advice), torch.enable_grad():
-            if objective is None:
-                J = self._engine.linearise(self._model, trained, closure, self._loss)
-            else:
-                J = objective.linearise()
-        with explained_out_of_memory(trained.params, advice, J.reading.residual), torch.no_grad():
+    def _linearise(self, batch: StepBatch) -> Linearisation:
+        """Return the residuals of a batch and their Jacobian."""
+        with self._explained(batch), torch.enable_grad():
+            if batch.objective is not None:
+                return batch.objective.linearise()
+            return self._engine.linearise(self._model, batch.trained, batch.closure, self._loss)
+
+    def _take(self, batch: StepBatch, J: Linearisation, decide: Decide | None = None) -> StepInfo:
+        """Take a step. `decide`: what decides in place of `_decide`."""
+        trained = batch.trained
+        with self._explained(batch, J.reading.residual), torch.no_grad():
+            params = trained.params.values()
             previous = [self.state[p].get(DIRECTION) if p in self.state else None for p in params]
             model = linear_model(J, trained, previous, self.counts["steps"] + 1)
-            outcome = self._decide(model, settings, closure, before)
+            outcome = (decide or self._decide)(model, batch)
             if outcome.step.finite and outcome.fraction > 0:
                 add_step_(model, outcome.step, outcome.fraction)
             self._remember(model, outcome)
             info = report(model, outcome, self._loss)
-            if objective is not None:
-                info = objective.report(info)
+            if batch.objective is not None:
+                info = batch.objective.report(info)
         self._count(info)
         return info
+
+    def _explained(self, batch: StepBatch, residual: Tensor | None = None) -> AbstractContextManager[None]:
+        """Explain running out of memory."""
+        advice = self._options["engine"].memory_advice if batch.objective is None else OF_TERMS
+        return explained_out_of_memory(batch.trained.params, advice, residual)
 
     def _objective(
         self, closure: Closure | None, terms: Any, trained: Trained, settings: Settings
@@ -277,18 +324,16 @@ class GramGaussNewton(torch.optim.Optimizer):
 
         return capture(self, residuals, *example)
 
-    def _decide(
-        self, model: LinearModel, settings: Settings, closure: Closure, before: Snapshot | None
-    ) -> Outcome:
-        """Return the step to take, and the fraction of it. `before`: the state in which the engine found the model."""
-        if self._acceptance is None or before is None:
-            return Outcome(propose(model, settings, explicit=False))
+    def _decide(self, model: LinearModel, batch: StepBatch, trial: type[Trial] = Trial) -> Outcome:
+        """Return the step to take, and the fraction of it. `trial`: evaluates the loss at trial points."""
+        if self._acceptance is None or batch.before is None:
+            return Outcome(propose(model, batch.settings, explicit=False))
 
         def proposed() -> Step:
-            return propose(model, settings.with_alpha(self.param_groups), explicit=True)
+            return propose(model, batch.settings.with_alpha(self.param_groups), explicit=True)
 
-        trial = Trial(closure, self._loss, model, before)
-        return self._acceptance.decide(proposed, lambda step: Line(trial, step), self.param_groups)
+        at = trial(batch.closure, self._loss, model, batch.before)
+        return self._acceptance.decide(proposed, lambda step: Line(at, step), self.param_groups)
 
     def _remember(self, model: LinearModel, outcome: Outcome) -> None:
         """Keep the part of d that was taken for momentum; a step that was given up is forgotten.
@@ -380,6 +425,7 @@ class GramGaussNewton(torch.optim.Optimizer):
         own = (
             "_engine",
             "_memory",
+            "_ranks",
             "_model",
             "_loss",
             "_acceptance",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping
 
@@ -14,19 +13,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from gramgn.optim.runtime import float64_home
 
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
-
-def check_process() -> None:
-    """Reject one of several processes, each of which would take its own step."""
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if (world_size.isdigit() and int(world_size) > 1) or (
-        distributed and torch.distributed.get_world_size() > 1
-    ):
-        raise RuntimeError(
-            "GramGaussNewton runs in one process, but this one is part of several "
-            f"(WORLD_SIZE={world_size}): start it without torchrun, or unset WORLD_SIZE"
-        )
 
 
 def check_model(model: nn.Module) -> None:

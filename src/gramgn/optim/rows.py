@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -50,6 +49,8 @@ TILE = 128
 COLUMNS = 4096
 
 Params = dict[str, Tensor]
+Shown = tuple[str, float, int, Tensor]
+"""Name, weight, number of samples and residuals of a term."""
 Chunk = tuple[Tensor, ...]
 Form = Callable[..., tuple[Tensor, Params]]
 """Gives the residuals of a chunk of samples, [b] or [b, k], and their rows by parameter, [b, ...] or [b, k, ...]."""
@@ -279,19 +280,22 @@ class Objective:
 
     def report(self, info: StepInfo) -> StepInfo:
         """Return the statistics of a step with the loss of all terms, and those of each."""
-        ends = list(accumulate(r.numel() for r in self.residuals))
-        terms = tuple(
-            TermInfo(
-                name=term.name,
-                weight=term.weight,
-                num_samples=num_samples,
-                loss=float(mean_square(r)),
-                residual=r,
-                gram=info.gram[end - r.numel() : end, end - r.numel() : end],
-            )
-            for term, num_samples, r, end in zip(self.terms, self.counts, self.residuals, ends, strict=True)
-        )
-        return replace(info, loss=sum(term.weight * term.loss for term in terms), terms=terms)
+        return report_terms(info, [self.shown()])
+
+    def shown(self) -> list[Shown]:
+        """Return of each term its name, its weight, its number of samples and its residuals."""
+        terms = zip(self.terms, self.counts, self.residuals, strict=True)
+        return [(term.name, term.weight, num_samples, r) for term, num_samples, r in terms]
+
+    def shared(self, J: RowsLinearisation, counts: Sequence[int]) -> RowsLinearisation:
+        """Return r and J, scaled for numbers of samples `counts` of which this process has a share."""
+        before, self.counts, stop = self._scales(), list(counts), 0
+        for r, old, new in zip(self.residuals, before, self._scales(), strict=True):
+            start, stop = stop, stop + r.numel()
+            if new != old:
+                J.rows[start:stop] *= new / old if old else 0.0
+        r = self._stacked(self.residuals)
+        return replace(J, reading=Reading(mean_square(r), r, r))
 
     def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
         """Return the residuals of all terms, scaled, [n]."""
@@ -366,6 +370,47 @@ class Objective:
             return r, {own[name]: block for name, block in blocks.items()}
 
         return form
+
+
+def totals(shares: Sequence[Sequence[Shown] | None]) -> list[int]:
+    """Return the number of samples of each term on all processes; None: a process has no samples."""
+    given = [share for share in shares if share is not None]
+    return [
+        sum(counts) for counts in zip(*([count for _, _, count, _ in share] for share in given), strict=True)
+    ]
+
+
+def report_terms(info: StepInfo, shares: Sequence[Sequence[Shown] | None]) -> StepInfo:
+    """Return the statistics of a step with the loss of all terms, and those of each, on one or several processes.
+
+    Args:
+        info: The statistics of the step; the rows of each process follow those of the one before.
+        shares: What each process has of each term; None: it has no samples.
+    """
+    parts: list[list[tuple[Shown, range]]] = []
+    stop = 0
+    for share in shares:
+        for number, shown in enumerate(share or ()):
+            start, stop = stop, stop + shown[3].numel()
+            if number == len(parts):
+                parts.append([])
+            parts[number].append((shown, range(start, stop)))
+    terms = []
+    for several in parts:
+        (name, weight, _, first), _ = several[0]
+        r = torch.cat([shown[3].to(first.device) for shown, _ in several])
+        rows = [row for _, of_share in several for row in of_share]
+        terms.append(
+            TermInfo(
+                name=name,
+                weight=weight,
+                num_samples=sum(shown[2] for shown, _ in several),
+                loss=float(mean_square(r)),
+                residual=r,
+                gram=info.gram[rows][:, rows] if len(info.gram) else info.gram,
+            )
+        )
+    return replace(info, loss=sum(term.weight * term.loss for term in terms), terms=tuple(terms))
 
 
 def _by_transforms(residuals: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Params]:

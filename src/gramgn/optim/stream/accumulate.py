@@ -6,7 +6,7 @@ b samples, k residuals per sample; rows of J are ordered by (sample, residual).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,6 +50,42 @@ class SmallBlocks:
         }
 
 
+class GramSum:
+    """Sums G over the blocks of J, each of which is final when it is added.
+
+    Args:
+        trained: The trained parameters.
+        num_samples: b, which decides between rows and factors.
+        num_rows: n.
+        products: Multiplies the blocks.
+    """
+
+    def __init__(self, trained: Trained, num_samples: int, num_rows: int, products: Products) -> None:
+        self.num_samples = num_samples
+        self._group = dict(zip(trained.params, trained.groups, strict=True))
+        self._products = products
+        device = next(iter(trained.params.values())).device
+        self.G = zero_gram(trained.num_groups, num_rows, device)
+
+    def add_rows(self, names: Sequence[str], layouts: Sequence[Layout], rows: Tensor) -> None:
+        """Add the rows [parts, n, size] of parameters of one group, which lie next to each other."""
+        self.G[self._group[names[0]]].add_(self._products.gram(rows))
+
+    def add_factors(self, factors: Factors) -> None:
+        """Add the factors of parameters of one group."""
+        product = factors.gram(self._products)
+        self.G[self._group[factors.names()[0]]].add_(product.to(self.G.device))
+
+    def finish(self) -> Tensor:
+        """Return G by group, exactly symmetric."""
+        self.G = symmetric(self.G)
+        return self.G
+
+    def norm(self) -> float:
+        """Return the Frobenius norm of J."""
+        return float(self.G.diagonal(dim1=1, dim2=2).sum().clamp(min=0).sqrt())
+
+
 class Accumulator:
     """Takes per-sample gradients in any order. All blocks of a parameter are summed before they are multiplied.
 
@@ -59,6 +95,7 @@ class Accumulator:
         num_residuals: k.
         buffers: Memory for the blocks.
         products: Multiplies the blocks.
+        grams: Takes the blocks and returns G; None (default): a `GramSum`.
         drop: Release each block once it has been multiplied.
         comparison: Receives J^T w if the Jacobian is to be compared with autograd in this step.
         watched: The parameters whose blocks' norms are wanted.
@@ -72,6 +109,7 @@ class Accumulator:
         buffers: Buffers,
         products: Products,
         *,
+        grams: GramSum | None = None,
         drop: bool = False,
         comparison: Comparison | None = None,
         watched: Collection[str] = (),
@@ -92,9 +130,7 @@ class Accumulator:
         self._range, self._j = (0, num_samples), 0
         self._expected: Mapping[str, int] = {}
         self._arrived: dict[str, int] = {}
-        device = next(iter(trained.params.values())).device
-        n = num_samples * num_residuals
-        self.G = zero_gram(trained.num_groups, n, device)
+        self.grams = grams or GramSum(trained, num_samples, num_samples * num_residuals, products)
 
     def begin(self, start: int, stop: int, j: int, expected: Mapping[str, int]) -> None:
         """Announce residual j of the samples `start` to `stop` - 1, with `expected` blocks per parameter."""
@@ -163,7 +199,7 @@ class Accumulator:
             names = [name for name in small if self._group[name] == group]
             if names:
                 blocks = self._concatenated(names)
-                self.G[group].add_(self.products.gram(blocks.rows))
+                self.grams.add_rows(names, blocks.layouts, blocks.rows)
                 if self.comparison is not None:
                     self.comparison.pulled |= blocks.pulled(self.comparison.weights.flatten(), self.products)
                 if not self._drop:
@@ -180,7 +216,7 @@ class Accumulator:
                     factors.add_vjp_(pulled, w, dict.fromkeys(pulled, 1.0), self.products)
                     self.comparison.pulled |= pulled
         self._parts.clear()
-        self.G = symmetric(self.G)
+        self.G = self.grams.finish()
 
     def _write_out_factors(self) -> None:
         """Turn factors into rows where some ranges of samples have none, or rows in their place."""
@@ -206,17 +242,12 @@ class Accumulator:
                     target += _split_like(rows, held.rows).view_as(target)
 
     def _multiply_factors(self, factors: Factors) -> None:
-        groups = {self._group[name] for name in factors.names()}
-        if len(groups) == 1:
-            self._add(groups.pop(), factors.gram(self.products))
+        if len({self._group[name] for name in factors.names()}) == 1:
+            self.grams.add_factors(factors)
             return
         assert isinstance(factors, LinearFactors)
         for weight, bias in ((factors.weight, None), (None, factors.bias)):
-            part = replace(factors, weight=weight, bias=bias)
-            self._add(self._group[weight or bias or ""], part.gram(self.products))
-
-    def _add(self, group: int, product: Tensor) -> None:
-        self.G[group].add_(product.to(self.G.device))
+            self.grams.add_factors(replace(factors, weight=weight, bias=bias))
 
     def _put(self, held: Held, block: Block, first: bool) -> None:
         """Copy a block into the held rows, or add it to them."""
@@ -242,7 +273,7 @@ class Accumulator:
         self._watch(name)
         with span("gramgn.gram"):
             held = self.held[name]
-            self.G[self._group[name]].add_(self.products.gram(held.rows))
+            self.grams.add_rows([name], [held.layout], held.rows)
             if self.comparison is not None:
                 pulled = self.products.vector_times_rows(
                     self.comparison.weights.flatten(), held.rows

@@ -294,7 +294,7 @@ class Backward:
         active = frozenset[str]().union(*(call.active for call in calls))
         names = {local: name for local, name in owner.params.items() if local in active}
         sums, memories = self._sums, self._memories
-        with torch.autocast(sums.G.device.type, enabled=False):
+        with torch.autocast(next(iter(self.params.values())).device.type, enabled=False):
             if isinstance(rule, CallsRule):
                 if owner not in self._pulls:
                     for call in calls:
@@ -314,7 +314,7 @@ class Backward:
                     continue
                 # Chunks of samples may differ in their numbers of steps, and factors of all must have one shape.
                 alike = b == sums.b and all(self._expected[name] == 1 for name in own)
-                if alike and is_cheaper(b, sums.k, T, num_inputs, num_outputs):
+                if alike and is_cheaper(sums.grams.num_samples, sums.k, T, num_inputs, num_outputs):
                     sums.add_factors(f"{owner.path}.{local}", factors)
                     continue
                 memories.buffers.free(own)
@@ -443,7 +443,11 @@ class Backward:
             isinstance(rule, Rule)
             and all(self._expected[names[local]] == 1 for local in call.active)
             and rule.prefers_factors(
-                call.owner.module, sums.b, sums.k, tuple(x.shape), self._memories.conv_paths.policy
+                call.owner.module,
+                sums.grams.num_samples,
+                sums.k,
+                tuple(x.shape),
+                self._memories.conv_paths.policy,
             )
         )
 

@@ -8,10 +8,10 @@ summed gradient of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ from gramgn.optim.runtime import (
     span,
 )
 from gramgn.optim.snapshot import Snapshot
-from gramgn.optim.stream.accumulate import Accumulator
+from gramgn.optim.stream.accumulate import Accumulator, GramSum
 from gramgn.optim.stream.backward import Backward, Memories, Network
 from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.capture import find_owners, recorded, recorded_calls
@@ -66,6 +66,13 @@ def only_tensor(returned: Any) -> Tensor:
     return returned
 
 
+class Shared(Protocol):
+    """Takes the blocks of J of this process's samples in a step that several processes share."""
+
+    def begin(self, num_samples: int, num_rows: int, way: Hashable) -> GramSum:
+        """Return what takes the blocks. `way`: identifies how the network was run."""
+
+
 class StreamEngine:
     """Forms J layer by layer. Memory for J is kept between steps; copies of an engine start without it.
 
@@ -89,6 +96,8 @@ class StreamEngine:
         self._memories = Memories(ConvPaths(conv_path), products)
         self._fitting: dict[int, int] = {}
         self.rows = RowsEngine()
+        self.shared: Shared | None = None
+        """What takes the blocks of a step that several processes share; set for the length of `linearise`."""
 
     def linearise(self, model: nn.Module, trained: Trained, closure: Closure, loss: Loss) -> Linearisation:
         """Call `closure` once and differentiate its result; see `Engine`.
@@ -225,6 +234,7 @@ class _Run:
         structure = (b, k, self.backward.structure())
         self.eps = jacobian_eps(self.model, output.dtype, output.device, self.dtype)
         self.check = check = self.memories.verifier.begin(structure, self.trained.params)
+        shared = self.engine.shared
         due = check is not None and (check.due or (until_verified and bool(check.unverified)))
         return Accumulator(
             self.trained,
@@ -232,6 +242,7 @@ class _Run:
             k,
             self.memories.buffers,
             self.memories.products,
+            grams=shared.begin(b, b * k, structure) if shared else None,
             drop=drop,
             comparison=Comparison(self.trained.params, b, k, self.eps) if due else None,
             watched=check.unverified if check else (),
@@ -255,9 +266,7 @@ class _Run:
         check = self.check
         if check is None:
             return
-        woke = bool(sums.norms) and check.woke(
-            sums.norms, float(sums.G.diagonal(dim1=1, dim2=2).sum().clamp(min=0).sqrt())
-        )
+        woke = bool(sums.norms) and check.woke(sums.norms, sums.grams.norm())
         if sums.comparison is not None:
             full = self.eps <= max(torch.finfo(param.dtype).eps for param in self.trained.params.values())
             suffices = (within and full) or not again

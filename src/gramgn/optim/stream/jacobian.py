@@ -64,7 +64,7 @@ class HeldJacobian:
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return J d."""
         parts = self.accumulated
-        product = parts.G.new_zeros(parts.b * parts.k)
+        product = torch.zeros(parts.b * parts.k, dtype=torch.float64, device=parts.G.device)
         with full_precision_products():
             for factors in parts.factors.values():
                 product += to_float64(factors.jvp(direction)).flatten()
@@ -145,10 +145,7 @@ class ChainedJacobian:
 
     def gram(self) -> Tensor:
         """Return S G_f S^T."""
-        G = self.outputs.gram()
-        groups, (b, k, q) = len(G), self.slopes.shape
-        half = torch.einsum("ikq,giqjr->gikjr", self.slopes, G.view(groups, b, q, b, q))
-        return symmetric(torch.einsum("gikjr,jlr->gikjl", half, self.slopes).reshape(groups, b * k, b * k))
+        return chained_gram(self.outputs.gram(), self.slopes)
 
     def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return S J_f d."""
@@ -170,6 +167,15 @@ class ChainedJacobian:
             for name, rows in out.items():
                 slopes = self.slopes.to(rows.device, rows.dtype)
                 rows.copy_((slopes @ of_outputs.pop(name).view(b, q, -1)).view(b * k, -1))
+
+
+def chained_gram(G: Tensor, slopes: Tensor) -> Tensor:
+    """Return S G_f S^T by group, for G_f [groups, b q, b q] and S [b, k, q]."""
+    groups, (b, k, q) = len(G), slopes.shape
+    if not G.numel():
+        return G
+    half = torch.einsum("ikq,giqjr->gikjr", slopes, G.view(groups, b, q, b, q))
+    return symmetric(torch.einsum("gikjr,jlr->gikjl", half, slopes).reshape(groups, b * k, b * k))
 
 
 @dataclass(frozen=True)
