@@ -29,7 +29,7 @@ class Tied(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A table and an attention layer, which are held as factors; the last layer is not used by every batch."""
+    """A table and an attention layer, which are held as factors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Recurrent(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """Uses a layer where the batch has positive sums only."""
+    """Uses a layer for some samples, and not at all where there are none of these in a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,8 @@ class Sometimes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         u = torch.tanh(self.first(x))
-        return self.out(torch.tanh(self.second(u)) if bool(x[0, 0] > 0) else u)
+        used = x[:, :1] > 0.5
+        return self.out(torch.where(used, torch.tanh(self.second(u)), u) if bool(used.any()) else u)
 
 
 def mlp(outputs: int = 1) -> nn.Module:
