@@ -37,7 +37,7 @@ TILE = 32
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """What is sent in one piece: the rows of a parameter, or the factors of a layer.
 
     Attributes:
@@ -57,14 +57,14 @@ class Part:
     bias: str | None = None
 
     @classmethod
-    def of(cls, factors: Factors) -> Part:
+    def of(cls, factors: Factors) -> Piece:
         """Return the description of factors."""
         names, D = tuple(factors.names()), tuple(factors.D.shape[1:])
         if isinstance(factors, EmbeddingFactors):
             return cls(names, None, tuple(factors.tokens.shape[1:]), D, factors.weight)
         return cls(names, factors.layout, tuple(factors.A.shape[1:]), D, factors.weight, factors.bias)
 
-    def merged(self, other: Part) -> Part | None:
+    def merged(self, other: Piece) -> Piece | None:
         """Return what holds both of two descriptions of the same names, or None where nothing does."""
         if not self.A and not other.A:
             return self if self == other else replace(self, layout=None)
@@ -87,7 +87,7 @@ class Bucket:
         bounds: Rank t gets the columns bounds[t] to bounds[t + 1].
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[Piece, ...]
     bounds: tuple[int, ...]
 
     @property
@@ -127,12 +127,12 @@ class Exchange(GramSum):
         self.drop, self.begun, self.settled = drop, False, False
         self.dtype = product_dtype(reduce(torch.promote_types, (p.dtype for p in trained.params.values())))
         self.group = dict(zip(trained.params, trained.groups, strict=True))
-        self.plan: tuple[Part, ...] | None = None
+        self.plan: tuple[Piece, ...] | None = None
         self._buckets: list[Bucket] = []
         self._next = 0  # the number of buckets that were sent
         self._blocks: dict[str, Block] = {}
         self._factors: dict[tuple[str, ...], Factors] = {}
-        self._order: list[Part] = []  # what has arrived
+        self._order: list[Piece] = []  # what has arrived
         self._failed = False
         self._under_way: deque[tuple[Any, Bucket, Tensor, Tensor]] = deque()
 
@@ -173,12 +173,12 @@ class Exchange(GramSum):
         several = rows.split(sizes, dim=2) if len(names) > 1 else [rows]
         for name, layout, block in zip(names, layouts, several, strict=True):
             self._blocks[name] = Block(block, layout)
-            self._order.append(Part((name,), layout))
+            self._order.append(Piece((name,), layout))
         self._advance()
 
     def add_factors(self, factors: Factors) -> None:
         """Add the factors of parameters of one group."""
-        part = Part.of(factors)
+        part = Piece.of(factors)
         self._factors[part.names] = factors
         self._order.append(part)
         self._advance()
@@ -245,15 +245,15 @@ class Exchange(GramSum):
                 self.G[:, start:stop, :stop] = tile.view(len(self.G), stop - start, stop)
             return self.G.tril() + self.G.tril(-1).mT
 
-    def _adopt(self, plan: tuple[Part, ...]) -> None:
+    def _adopt(self, plan: tuple[Piece, ...]) -> None:
         self.plan, self._next = plan, 0
         self._buckets = self._in_buckets(plan)
 
-    def _in_buckets(self, plan: Sequence[Part]) -> list[Bucket]:
+    def _in_buckets(self, plan: Sequence[Piece]) -> list[Bucket]:
         """Return parts in the order in which they are sent."""
         R, itemsize = self.ranks.size, self.dtype.itemsize
         buckets: list[Bucket] = []
-        waiting: list[Part] = []
+        waiting: list[Piece] = []
         load = [0] * R
         most = max(self.rows) * itemsize
 
@@ -281,7 +281,7 @@ class Exchange(GramSum):
         close()
         return buckets
 
-    def _width(self, part: Part) -> int:
+    def _width(self, part: Piece) -> int:
         """Return the numbers per row, or per sample for factors."""
         if not part.A:
             return self.trained.params[part.names[0]].numel()
@@ -293,7 +293,7 @@ class Exchange(GramSum):
         while self._next < len(self._buckets) and all(map(self._is_there, self._buckets[self._next].parts)):
             self._send()
 
-    def _is_there(self, part: Part) -> bool:
+    def _is_there(self, part: Piece) -> bool:
         return part.names in self._factors if part.A else part.names[0] in self._blocks
 
     @torch.no_grad()
@@ -314,8 +314,8 @@ class Exchange(GramSum):
             sent.zero_()
         elif sent.numel():
             places = [
-                piece.view(heights[me], width)
-                for piece, width in zip(sent.split(to_each), widths, strict=True)
+                place.view(heights[me], width)
+                for place, width in zip(sent.split(to_each), widths, strict=True)
             ]
             column = 0
             for part in bucket.parts:
@@ -328,7 +328,7 @@ class Exchange(GramSum):
         self._next += 1
         self._under_way.append((work, bucket, received, sent))
 
-    def _matrices(self, part: Part) -> list[Tensor]:
+    def _matrices(self, part: Piece) -> list[Tensor]:
         """Return what this rank sends of a part, as matrices that lie next to each other."""
         own = self._factors.get(part.names)
         if part.A:
@@ -343,7 +343,7 @@ class Exchange(GramSum):
             return list(block.rows)
         return [_relaid(block, part.layout, self.trained.params[name].shape)]
 
-    def _in_places(self, factors: Factors, part: Part) -> tuple[Tensor, Tensor]:
+    def _in_places(self, factors: Factors, part: Piece) -> tuple[Tensor, Tensor]:
         """Return A and D with as many places as in the plan; tokens as the bits of floating point numbers."""
         missing, D = part.A[0] - factors.D.shape[2], factors.D.to(self.dtype)
         if isinstance(factors, EmbeddingFactors):
@@ -396,9 +396,9 @@ def fail_together(ranks: Ranks, error: BaseException | None) -> None:
     ranks.raise_together(failed, error)
 
 
-def _joint_plan(orders: Sequence[Sequence[Part]]) -> tuple[Part, ...]:
+def _joint_plan(orders: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
     """Return what holds the parts of all ranks, in the order of the first."""
-    found: dict[tuple[str, ...], Part | None] = {}
+    found: dict[tuple[str, ...], Piece | None] = {}
     holders: dict[str, set[tuple[str, ...]]] = {}
     for order in orders:
         for part in order:
@@ -410,12 +410,12 @@ def _joint_plan(orders: Sequence[Sequence[Part]]) -> tuple[Part, ...]:
     apart = {names for names, part in found.items() if part is None}
     while more := {key for keys in holders.values() if len(keys) > 1 or keys & apart for key in keys} - apart:
         apart |= more
-    plan: dict[tuple[str, ...], Part] = {}
+    plan: dict[tuple[str, ...], Piece] = {}
     for names, found_part in found.items():
         if names not in apart and found_part is not None:
             plan[names] = found_part
         else:
-            plan |= {(name,): Part((name,), None) for name in names}
+            plan |= {(name,): Piece((name,), None) for name in names}
     return tuple(plan.values())
 
 
