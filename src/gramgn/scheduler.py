@@ -1,4 +1,4 @@
-"""The job of a scheduler that this process belongs to: Slurm's, or one of torchrun, which both start a job again."""
+"""Schedulers that start a job again, Slurm and torchrun: the job that this process belongs to, and Slurm's queue."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from gramgn.progress import say
 
 REQUEUE_TIMEOUT_S = 30.0
 RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
+
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "TIMEOUT"),
+)
+"""States of jobs that will not work again; `GONE` stands for a job that Slurm does not know any more."""
+
+GONE = "GONE"
+QUEUE_TIMEOUT_S = 60.0
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -57,3 +66,30 @@ def requeue() -> bool:
         return False
     say(f"Slurm starts job {job} again; it will continue here")
     return True
+
+
+def job_states() -> dict[str, str] | None:
+    """Return the state of each of this user's jobs, also of those that ended in the last minutes.
+
+    Returns:
+        Slurm's words, e.g. `{"12_0": "RUNNING", "14": "PENDING"}`; None if Slurm does not answer.
+    """
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T"]
+    try:
+        found = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=QUEUE_TIMEOUT_S,
+            check=True,
+            start_new_session=True,  # Ctrl-C on a terminal is not meant for it
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return dict(line.strip().split("|") for line in found.stdout.splitlines() if "|" in line)
+
+
+def is_live(state: str) -> bool:
+    """Return whether a job in this state works or will do so."""
+    return state not in (*ENDED, GONE)

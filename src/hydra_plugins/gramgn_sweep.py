@@ -23,7 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from gramgn.errors import ConfigError, JobFailedError
 
 if TYPE_CHECKING:
-    from gramgn.sweep import Cell, Outcome, Sweep
+    from gramgn.sweep import Cell, Options, Outcome, Resources, Sweep
 
 
 class IsolatedLauncher(Launcher):
@@ -32,6 +32,11 @@ class IsolatedLauncher(Launcher):
     def __init__(self, n_jobs: Any = 1, threads_per_job: Any = None, gpus: Any = None) -> None:
         self._options = (n_jobs, threads_per_job, gpus)
         self._sweep: Sweep | None = None
+
+    def _read_options(self, on_failure: Any) -> Options | Resources:
+        from gramgn.sweep import read_options
+
+        return read_options(*self._options, on_failure)
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Keep what Hydra offers; `task_function` is not called, because jobs are data for other processes."""
@@ -66,11 +71,11 @@ class IsolatedLauncher(Launcher):
     def _begin(self) -> Sweep:
         if self._sweep is None:
             from gramgn.app import absolute, check_hydra_keys, check_place, register_sweep
-            from gramgn.sweep import Sweep, read_options
+            from gramgn.sweep import Sweep
 
             hydra = self._config.hydra
             check_hydra_keys(map(str, hydra.overrides.hydra), is_sweep=True)
-            options = read_options(*self._options, self._config.get("on_failure"))
+            options = self._read_options(self._config.get("on_failure"))
             folder = absolute(str(hydra.sweep.dir))
             check_place(folder, self._config.get("name"))
             own = [str(word) for word in hydra.overrides.task]
@@ -114,6 +119,19 @@ class IsolatedLauncher(Launcher):
         environment = {str(key): str(value) for key, value in hydra.job.env_set.items()}
         job = Job(container, choices, command, folder, group=sweep.name)
         return Cell(job, environment), config
+
+
+class SlurmLauncher(IsolatedLauncher):
+    """Runs each job as a job of Slurm; `conf/hydra/launcher/slurm.yaml` explains its settings."""
+
+    def __init__(self, **resources: Any) -> None:
+        super().__init__()
+        self._resources = {key: _plain(value) for key, value in resources.items()}
+
+    def _read_options(self, on_failure: Any) -> Resources:
+        from gramgn.sweep import read_resources
+
+        return read_resources(self._resources, on_failure)
 
 
 class AxisSweeper(BasicSweeper):

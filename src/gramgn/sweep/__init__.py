@@ -14,6 +14,7 @@ from gramgn.sweep.axes import (
 )
 from gramgn.sweep.display import Display, Outcome, closing_table
 from gramgn.sweep.options import Options, num_cores, read_options
+from gramgn.sweep.resources import Resources, read_resources
 from gramgn.sweep.review import Cell, review
 from gramgn.sweep.session import Sweep
 from gramgn.sweep.summary import draw_heatmap
@@ -23,6 +24,7 @@ __all__ = [
     "Display",
     "Options",
     "Outcome",
+    "Resources",
     "Sweep",
     "axes_of",
     "check_overrides",
@@ -32,6 +34,7 @@ __all__ = [
     "grid_text",
     "num_cores",
     "read_options",
+    "read_resources",
     "read_settings",
     "review",
     "with_points",

@@ -57,6 +57,11 @@ class Display:
         if not sys.stderr.isatty():
             say(f"[{self._begun}/{self._total}] started  {label}")
 
+    def requeued(self, label: str) -> None:
+        """Report that a job that had started waits again."""
+        self._begun -= 1
+        say(f"requeued {label}: it saved its work and waits for its next start")
+
     def ended(self, label: str, folder: Path, outcome: Outcome) -> None:
         """Report how a job ended, at once, with the log of one that failed."""
         self._ended += 1

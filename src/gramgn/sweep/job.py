@@ -31,6 +31,9 @@ from gramgn.sweep.review import Cell
 GRACE_S = 10.0
 """Seconds that a stopped job has to save its work before it is killed."""
 
+WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
+"""Variables that jobs do not inherit: a sweep of W&B itself would take all of our jobs for a single run."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -61,7 +64,7 @@ def perform(task: Task, sender: Connection) -> None:
     warnings.formatwarning = one_line_warning
     try:
         if not task.is_check:
-            _write_to(task.cells[0].folder / OUTPUT_FILE, " ".join(task.cells[0].job.overrides))
+            write_to(task.cells[0].folder / OUTPUT_FILE, " ".join(task.cells[0].job.overrides))
         with raising_signals():
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -71,19 +74,19 @@ def perform(task: Task, sender: Connection) -> None:
                 torch.set_num_threads(task.threads)
             result = check(task) if task.is_check else run(task.cells[0], task.git)
     except BaseException as error:
-        result = _ended_by(error)
+        result = ended_by(error)
     sys.stdout.flush()
     with suppress(BrokenPipeError):  # the process that runs the sweep is gone
         sender.send(result)
 
 
 def run(cell: Cell, git: dict[str, Any]) -> dict[str, Any]:
-    """Run a job and return its state, exit code, message and best validation loss."""
+    """Run a job, unless it is finished, and return its state, exit code, message and best validation loss."""
     from gramgn.app import train
 
     if cell.action == "restart":
         _clear(RunFolder(cell.folder))
-    record = train(_job(cell, git))
+    record = train(_job(cell, git)) if cell.is_open else dict(cell.record or {})
     diverged = record["state"] == "diverged"
     return {
         "state": record["state"],
@@ -138,7 +141,7 @@ def _clear(folder: RunFolder) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_to(log: Path, command: str) -> None:
+def write_to(log: Path, command: str) -> None:
     """Send all output of this process to a file, after what earlier starts wrote there."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab", buffering=0) as file:
@@ -158,7 +161,7 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _ended_by(error: BaseException) -> dict[str, Any]:
+def ended_by(error: BaseException) -> dict[str, Any]:
     """Return the result of a job that raised, and write to its log what is needed to mend it."""
     from gramgn.app import outcome
 

@@ -19,19 +19,20 @@ from gramgn.progress import say
 from gramgn.records import RunFolder
 from gramgn.stopping import SIGNALS, StopAtOnce, deferred_signals
 from gramgn.sweep.display import Outcome
-from gramgn.sweep.job import GRACE_S, Task, perform
+from gramgn.sweep.job import GRACE_S, WITHHELD, Task, perform
 from gramgn.sweep.options import Options
 from gramgn.sweep.review import Cell
 
 TICK_S = 0.1
 KILL_WAIT_S = 5.0
 KILLED = "killed when the sweep was stopped; resuming starts after its last whole epoch"
-# A sweep of W&B itself would take all of our jobs for a single run.
-WITHHELD = ("WANDB_RUN_ID", "WANDB_SWEEP_ID")
 
 
 class Watcher(Protocol):
     """Whom a pool reports to."""
+
+    def queued(self, jobs: Sequence[tuple[Cell, str]]) -> None:
+        """Jobs are in the queue of a cluster, with their names there, for the first time or again."""
 
     def began(self, cell: Cell) -> None:
         """A job is about to start."""
@@ -226,7 +227,7 @@ class Pool:
 
 
 def _outcome(child: Child, *, stopping: bool) -> Outcome:
-    """Return how a job ended, and mend its run.json if it was killed before it could write that itself."""
+    """Return how a job ended."""
     # What it started itself would keep its files open and locked.
     child.signal(signal.SIGKILL)
     seconds = time.monotonic() - child.since
@@ -236,8 +237,13 @@ def _outcome(child: Child, *, stopping: bool) -> Outcome:
         state, exit_code = ("interrupted", 130) if stopping else ("failed", 1)
         reason = KILLED if stopping else child.reason()
         outcome = Outcome(state, reason, seconds=seconds, exit_code=exit_code)
-    folder = RunFolder(child.cell.folder)
+    mend(child.cell, outcome)
+    return outcome
+
+
+def mend(cell: Cell, outcome: Outcome) -> None:
+    """Correct the run.json of a job that was killed before it could write that itself."""
+    folder = RunFolder(cell.folder)
     is_unfinished = outcome.state in ("failed", "interrupted") and folder.run_json.is_file()
     if is_unfinished and folder.read_run()["state"] == "running":
         folder.update_run(state=outcome.state, error={"type": "Killed", "message": outcome.message})
-    return outcome

@@ -28,6 +28,7 @@ class Cell:
     action: Literal["new", "resume", "restart", "keep", "reject"] = "new"
     reason: str = ""  # why it is rejected
     record: Mapping[str, Any] | None = None  # the run.json that exists
+    slurm_job: str | None = None  # what was submitted for it earlier, e.g. `"12_0"`
 
     @property
     def folder(self) -> Path:

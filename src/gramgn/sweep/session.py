@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gramgn.app import repository, shown
 from gramgn.errors import ConfigError, InputError, counted
-from gramgn.locks import is_locked, locked
+from gramgn.locks import holder, is_locked, locked
 from gramgn.progress import say
 from gramgn.records import (
     ENDED,
@@ -29,10 +29,12 @@ from gramgn.records import (
 )
 from gramgn.stopping import deferred_signals
 from gramgn.sweep.axes import axes_of, grid_text
+from gramgn.sweep.cluster import SlurmPool
 from gramgn.sweep.display import Display, Outcome, closing_table
 from gramgn.sweep.job import GRACE_S
 from gramgn.sweep.options import Options
 from gramgn.sweep.pool import Pool, start_server
+from gramgn.sweep.resources import Resources
 from gramgn.sweep.review import Cell, mixed_code, review
 from gramgn.sweep.summary import draw_heatmap
 from gramgn.tracking import TrackingConfig, log_summary
@@ -46,7 +48,9 @@ class Sweep:
     The folder is created when the first job is about to run. `mirrored` says whether jobs have a W&B run.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], options: Options, *, mirrored: bool) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str], options: Options | Resources, *, mirrored: bool
+    ) -> None:
         self.folder = SweepFolder(folder)
         self.options = options
         self.cells: dict[str, Cell] = {}
@@ -54,7 +58,11 @@ class Sweep:
         self._labels: dict[str, str] = {}
         self._command = list(command)
         self._git = git_state(repository())
-        self._pool = Pool(options, self._git, self)
+        self._pool: Pool | SlurmPool
+        if isinstance(options, Resources):
+            self._pool = SlurmPool(options, self._git, self, self.folder.path)
+        else:
+            self._pool = Pool(options, self._git, self)
         self._display = Display()
         self._lock = ExitStack()
         self._is_ours = False
@@ -85,7 +93,10 @@ class Sweep:
         is_first = not self.outcomes
         if self.folder.path.is_dir():
             self._take()
-        cells = [review(cell) for cell in _unique(cells)]
+        cells = [
+            review(replace(cell, slurm_job=self._listed.get(cell.key, {}).get("job")))
+            for cell in _unique(cells)
+        ]
         self.cells |= {cell.key: cell for cell in cells}
         # What distinguishes each job among all of this command.
         texts = varying([cell.job.overrides for cell in self.cells.values()])
@@ -138,7 +149,7 @@ class Sweep:
             self._lock.close()
 
     def _take(self) -> None:
-        """Lock the folder for this process, and wait until jobs of a killed sweep have stopped by themselves.
+        """Lock the folder for this process, and wait until jobs of a killed sweep here have stopped by themselves.
 
         Raises:
             InputError: Another process works on the sweep.
@@ -147,15 +158,20 @@ class Sweep:
             return
         self.folder.path.mkdir(parents=True, exist_ok=True)
         file = self.folder.path / LOCK_FILE
-        holder = file.read_text(errors="replace").strip() if file.is_file() else ""
-        busy = f"the sweep in {shown(self.folder.path)} is running already, as process {holder or '?'}. Wait for it"
+        other = holder(file)
+        how = f"kill -INT {other.pid if other else '<its number>'}"
+        if other is not None and not other.is_here:
+            how = f"ssh {other.host} {how}"
         self._lock.enter_context(
-            locked(file, f"{busy}, or stop it with: kill -INT {holder or '<its number>'}")
+            locked(
+                file,
+                f"the sweep in {shown(self.folder.path)} is running already, as {other or 'another process'}. "
+                f"Wait for it, or stop it with: {how}",
+            )
         )
         self._is_ours = True
-        with suppress(OSError):  # the number is for messages; a full disk is reported for sweep.json
-            file.write_text(f"{os.getpid()}\n")
-        self._lock.callback(file.write_text, "")
+        if isinstance(self._pool, SlurmPool):
+            return
         end = time.monotonic() + GRACE_S + 5
         while time.monotonic() < end and any(map(is_locked, self.folder.path.glob("*/.lock"))):
             time.sleep(0.1)
@@ -229,8 +245,18 @@ class Sweep:
             entry["error"] = portable(cell.reason, repository())
         return entry
 
+    def queued(self, jobs: Sequence[tuple[Cell, str]]) -> None:
+        """Record the names of jobs in Slurm's queue, and show those that wait there once more."""
+        for cell, job in jobs:
+            entry = self._listed[cell.key]
+            if entry["state"] == "running":
+                self._display.requeued(self._labels[cell.key])
+            entry |= {"state": "waiting", "job": job}
+        self._write()
+
     def began(self, cell: Cell) -> None:
         """Record and show that a job starts."""
+        self.outcomes[cell.key] = Outcome("running")
         self._display.started(self._labels[cell.key])
         self._change(cell, state="running", started=_now(), ended=None, error=None, exit_code=None)
 
