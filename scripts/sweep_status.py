@@ -81,7 +81,8 @@ def _table(cells: Sequence[CellStatus]) -> str:
         train, val = ("" if loss is None else f"{loss:.4g}" for loss in (cell.train_loss, cell.val_loss))
         seconds = "" if cell.elapsed_s is None else f"{cell.elapsed_s:.0f} s"
         reason = f"  ({cell.error.splitlines()[0][:100]})" if cell.error else ""
-        rows.append((cell.state, epoch, train, val, seconds, cell.label + reason))
+        queued = f"  [Slurm job {cell.slurm}]" if cell.slurm else ""
+        rows.append((cell.state, epoch, train, val, seconds, cell.label + queued + reason))
     return "\n".join(f"  {row[0]:<12}{row[1]:<9}{row[2]:<12}{row[3]:<10}{row[4]:<9}{row[5]}" for row in rows)
 
 

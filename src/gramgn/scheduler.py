@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Mapping
 
 from gramgn.errors import first_line
 from gramgn.progress import say
+from gramgn.stopping import REQUEUE
 
 REQUEUE_TIMEOUT_S = 30.0
 RESTART_COUNTS = ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
@@ -39,12 +41,20 @@ def is_restarted(environment: Mapping[str, str] = os.environ) -> bool:
     return any(environment.get(name, "0") not in ("", "0") for name in RESTART_COUNTS)
 
 
+def is_to_be_requeued(signum: int) -> bool:
+    """Return whether a job that stopped because of this signal shall start again.
+
+    Slurm itself requeues only what it has to kill: not a job that ends when it is told to make way for another one.
+    """
+    return signum in REQUEUE or (signum == signal.SIGTERM and _is_preempted())
+
+
 def requeue() -> bool:
     """Ask Slurm to start this job again, and return whether it will; False outside a job of Slurm.
 
     To be called last: Slurm sends SIGTERM to the job at once, which is ignored from here on.
     """
-    job = os.environ.get("SLURM_JOB_ID")
+    job = _slurm_job()
     if job is None or os.environ.get("SLURM_PROCID", "0") != "0":
         return False
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -66,6 +76,33 @@ def requeue() -> bool:
         return False
     say(f"Slurm starts job {job} again; it will continue here")
     return True
+
+
+def _slurm_job() -> str | None:
+    """Return Slurm's name of this job, None outside one.
+
+    The number of an array's last job is that of the array, all of which would be requeued with it.
+    """
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
+def _is_preempted() -> bool:
+    if (job := _slurm_job()) is None:
+        return False
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        found = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=REQUEUE_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return re.search(r"\bPreemptTime=\d", found.stdout) is not None
 
 
 def job_states() -> dict[str, str] | None:

@@ -33,8 +33,8 @@ from gramgn.app.plan import Job, restarted_run, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
 from gramgn.errors import ConfigError, InputError, JobFailedError
 from gramgn.progress import say
-from gramgn.scheduler import requeue
-from gramgn.stopping import REQUEUE, StopRequested, raising_signals
+from gramgn.scheduler import is_to_be_requeued, requeue
+from gramgn.stopping import StopRequested, raising_signals
 
 OTHER_LAUNCHER = (
     "this launcher would train all jobs of a sweep in one process, where one that fails ends the others. "
@@ -80,7 +80,7 @@ def main(task: Callable[[], Any], root: Path) -> int:
     finally:
         while _sweeps:
             _sweeps.pop().close()
-    if code in [128 + signum for signum in REQUEUE]:
+    if is_to_be_requeued(code - 128):
         requeue()
     return code or of_sweeps
 

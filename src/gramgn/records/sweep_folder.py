@@ -15,11 +15,13 @@ from gramgn.locks import is_locked
 from gramgn.records.columns import look_up
 from gramgn.records.files import write_atomic
 from gramgn.records.run_folder import RunFolder, finite
+from gramgn.scheduler import GONE, is_live, job_states
 
 SWEEP_FORMAT = 1
 CELL_STATES = ("done", "diverged", "failed", "rejected", "interrupted", "killed", "running", "waiting")
 SWEEP_FILE = "sweep.json"
 LOCK_FILE = "sweep.lock"
+_ENDED = ("done", "diverged")
 # Errors of these types are fully explained by their message.
 _SAID_IN_FULL = ("InputError", "ConfigError", "DataError", "Killed")
 
@@ -39,6 +41,9 @@ class CellStatus:
     elapsed_s: float | None = None
     error: str | None = None  # why it failed, diverged or stopped
     commits: tuple[str, ...] = ()  # see `code_versions`
+    slurm: str | None = (
+        None  # Slurm's name and state of its job, if it is in the queue, e.g. `"12_0 PENDING"`
+    )
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON types: the folder by its name, NaN and infinities as text."""
@@ -107,7 +112,17 @@ class SweepFolder:
         """
         cells, active = self.read()["cells"], self.is_active()
         labels = varying([cell.get("overrides") or [] for cell in cells])
-        return [self._status(cell, label, active) for cell, label in zip(cells, labels, strict=True)]
+        was_submitted = any(cell.get("job") and cell.get("state") not in _ENDED for cell in cells)
+        queue = (job_states() if was_submitted else None) or {}
+        found = []
+        for cell, label in zip(cells, labels, strict=True):
+            in_queue = queue.get(str(cell.get("job")), GONE)
+            status = self._status(cell, label, active or is_live(in_queue))
+            if is_live(in_queue) and status.state not in _ENDED:
+                state = "running" if "RUNNING" in (in_queue, status.state.upper()) else "waiting"
+                status = replace(status, state=state, slurm=f"{cell['job']} {in_queue}")
+            found.append(status)
+        return found
 
     def _status(self, cell: Mapping[str, Any], label: str, active: bool) -> CellStatus:
         run = RunFolder(self.path / cell["folder"])
@@ -123,7 +138,7 @@ class SweepFolder:
                 return _begun(run, status, active)
         except InputError as error:
             return replace(status, state="failed", error=str(error))
-        if status.state in ("done", "diverged"):
+        if status.state in _ENDED:
             return replace(status, state="waiting", error=f"it was {status.state}, and its run.json is gone")
         return replace(status, state="killed") if status.state == "running" and not active else status
 

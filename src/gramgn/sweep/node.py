@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-import re
-import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import Any
 
 from gramgn.app import OUTPUT_FILE, one_line_warning, set_repository
 from gramgn.errors import InputError
-from gramgn.scheduler import requeue
-from gramgn.stopping import REQUEUE, StopRequested, raising_signals
+from gramgn.scheduler import is_to_be_requeued, requeue
+from gramgn.stopping import StopRequested, raising_signals
 from gramgn.sweep.job import WITHHELD, ended_by, run, write_to
 from gramgn.sweep.review import Cell, review
 
@@ -33,6 +31,7 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
     """
     import submitit
 
+    logging.getLogger("submitit").setLevel(logging.WARNING)
     set_repository(root)
     for name in WITHHELD:
         os.environ.pop(name, None)
@@ -59,26 +58,9 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
                 raise InputError(cell.reason)
             return run(cell, {})
     except BaseException as error:
-        if is_first and _is_to_go_on(error) and requeue():
+        if is_first and isinstance(error, StopRequested) and is_to_be_requeued(error.signum) and requeue():
             _leave()
         return ended_by(error)
-
-
-def _is_to_go_on(error: BaseException) -> bool:
-    """Return whether the job shall be started again: its time is over, or another job needs its place."""
-    if not isinstance(error, StopRequested):
-        return False
-    return error.signum in REQUEUE or (error.signum == signal.SIGTERM and _is_preempted())
-
-
-def _is_preempted() -> bool:
-    """Return whether Slurm stops this job for another one: it requeues only what it has to kill."""
-    command = ["scontrol", "--oneliner", "show", "job", os.environ["SLURM_JOB_ID"]]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return re.search(r"\bPreemptTime=\d", found) is not None
 
 
 def _leave() -> None:
