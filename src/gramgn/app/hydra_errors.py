@@ -56,7 +56,7 @@ def explain(error: Exception, conf: Path, arguments: Sequence[str], config_name:
         return unreadable
     if match := re.search(r"Could not override '([^']+)'", text):
         try:
-            check_doubled(word for word in arguments if "=" in word and not word.startswith("-"))
+            check_doubled(word for word in arguments if "=" in word and not word.startswith(("-", "hydra/")))
         except ConfigError as doubled:
             return str(doubled)
         # Of a mapping, 'optimizer={alhpa:1}', Hydra names the section, OmegaConf the key.
@@ -99,6 +99,8 @@ def check_hydra_keys(words: Iterable[str], *, is_sweep: bool | None = None) -> N
     """
     for word in words:
         key = override_key(word)
+        if is_sweep is False and key == "hydra/launcher":
+            raise ConfigError(f"{word} concerns a sweep, and this is a single run: add -m, or leave it out")
         if not key.startswith("hydra.") or "=" not in word:
             continue
         if not any(f"{key}.".startswith(f"{name}.") for name in WITH_EFFECT):
@@ -152,10 +154,14 @@ def removed_group(arguments: Sequence[str], conf: Path) -> str:
 def _unknown_key(key: str, conf: Path, arguments: Sequence[str], config_name: str) -> str:
     group = key.split(".")[0]
     if group == "hydra":
-        names = [name.removeprefix("hydra.") for name in HYDRA_KEYS]
+        known = [*HYDRA_KEYS]
+        if "hydra/launcher=slurm" in arguments:
+            of_slurm = (conf / "hydra" / "launcher" / "slurm.yaml").read_text()
+            known = [f"hydra.launcher.{name}" for name in re.findall(r"^([a-z]\w+):", of_slurm, re.MULTILINE)]
+        names = [name.removeprefix("hydra.") for name in known]
         return (
             f"there is no '{key}'{nearest(key.removeprefix('hydra.'), names)}. Keys that matter here: "
-            f"{', '.join(HYDRA_KEYS)}; "
+            f"{', '.join(known)}; "
             "python train.py --cfg hydra shows all"
         )
     if "/" in key and (conf / key).is_dir():

@@ -1,0 +1,144 @@
+"""Sweeps on a cluster: a Slurm of one node that the tests start and stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+from house import Call, House, losses, read_run
+from one_node import missing, one_node, slurm
+from sweeps import MULTI, SLOW, cell, end, processes_in, states, sweep_of, until, wait_for_epoch
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(missing() is not None, reason=missing() or "?"),
+]
+SLURM = (*MULTI, "hydra/launcher=slurm")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install '.[slurm]'")
+    with one_node(tmp_path_factory.mktemp("slurm")):
+        yield
+
+
+def jobs_of(house: House, name: str) -> dict[str, str]:
+    """Return Slurm's names of a sweep's jobs, by label."""
+    cells = json.loads(sweep_of(house, name).sweep_json.read_text())["cells"]
+    return {each["folder"]: each["job"] for each in cells}
+
+
+def logs(house: House, name: str) -> str:
+    """Return what nodes wrote, for a test that fails."""
+    folder = sweep_of(house, name).path
+    return "\n".join(path.read_text() for path in [*folder.glob("slurm/*.out"), *folder.glob("*/output.log")])
+
+
+def begin(house: House, *words: str) -> subprocess.Popen[str]:
+    """Start a sweep and return when its jobs are in the queue."""
+    process = house.start(*SLURM, *words, start_new_session=True)
+    assert process.stderr is not None
+    seen = ""
+    while "submitted" not in seen and "attached" not in seen:
+        line = process.stderr.readline()
+        assert line, seen
+        seen += line
+    return process
+
+
+def test_attach_and_complete(house: House, call: Call) -> None:
+    """Ctrl-C leaves the jobs queued, the same command attaches, and the records are those of a local sweep."""
+    words = (*SLOW, "optimizer.sleep_s=0.05", "trainer.epochs=2", "seed=0,1,2")
+    process = begin(house, "name=there", *words)
+    code, err = end(process, signal.SIGINT, group=True)
+    assert code == 130, err
+    jobs = jobs_of(house, "there")
+    array = next(iter(jobs.values())).partition("_")[0]
+    assert (
+        f"3 jobs of Slurm stay queued or running: the same command watches them again, scancel {array}" in err
+    )
+    assert sorted(jobs.values()) == [f"{array}_{index}" for index in range(3)]
+    (status,) = json.loads(house.script("scripts/sweep_status.py", "there", "--json").stdout)
+    assert set(status["states"]) <= {"waiting", "running"}
+    assert {each["slurm"].split()[0] for each in status["cells"]} == set(jobs.values())
+    assert not status["active"]
+    again = house.run(*SLURM, "name=there", *words)
+    assert again.returncode == 0, again.stderr + logs(house, "there")
+    assert "attached to 3 jobs in Slurm's queue" in again.stderr
+    assert "submitted" not in again.stderr
+    assert "3 jobs in outputs/sweeps/there: 3 done" in again.stderr
+    assert jobs_of(house, "there") == jobs
+    once_more = house.run(*SLURM, "name=there", *words)
+    assert (once_more.returncode, "kept: 3 of 3 jobs" in once_more.stderr) == (0, True)
+    assert call("name=here", *words, multirun=True) == 0
+    there, here = sweep_of(house, "there").path, sweep_of(house, "here").path
+    folders = sorted(path.parent.name for path in here.glob("*/run.json"))
+    assert sorted(path.parent.name for path in there.glob("*/run.json")) == folders
+    for name in folders:
+        assert losses(there / name) == losses(here / name)
+        assert read_run(there / name)["resume_count"] == 0
+        assert set(read_run(there / name)) == set(read_run(here / name))
+
+
+def test_requeued_jobs_resume_their_folders(house: House) -> None:
+    """A signal before the time limit, to the last job of an array; then a job that needs the place of both."""
+    words = ("name=requeued", *SLOW, "optimizer.sleep_s=0.5", "trainer.epochs=6", "seed=0,1")
+    process = begin(house, *words)
+    last = wait_for_epoch(house, "seed=1", 1, process)
+    first = wait_for_epoch(house, "seed=0", 1, process)
+    job = jobs_of(house, "requeued")[last.name]
+    assert job.endswith("_1")
+    slurm("scancel", "--signal=USR2", job)
+    until(lambda: read_run(last)["state"] == "interrupted", process)
+    assert "SIGUSR2" in read_run(last)["error"]["message"]
+    assert read_run(first)["state"] == "running"  # the number of the last job is also that of the array
+    until(lambda: len(read_run(last)["starts"]) == 2 and read_run(last)["state"] == "running", process)
+    assert cell(house, "seed=1", "requeued").state == "running"
+    slurm("sbatch", "--partition=high", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1")
+    _out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err + logs(house, "requeued")
+    assert "requeued seed=1" in err
+    assert states(house, "requeued") == ["done", "done"]
+    assert [len(read_run(folder)["starts"]) for folder in (first, last)] == [2, 3]
+    assert len(house.runs()) == 2
+
+
+def test_killed_jobs_are_reported(house: House) -> None:
+    """By kill -9 and by scancel, within 30 s; the same command then completes them."""
+    words = ("name=killed", *SLOW, "optimizer.sleep_s=0.3", "trainer.epochs=4", "seed=0,1")
+    process = begin(house, *words)
+    folders = [wait_for_epoch(house, f"seed={seed}", 1, process) for seed in (0, 1)]
+    for child in processes_in(folders[0]):
+        os.kill(child, signal.SIGKILL)
+    slurm("scancel", jobs_of(house, "killed")[folders[1].name])
+    start = time.monotonic()
+    _, err = process.communicate(timeout=120)
+    assert time.monotonic() - start < 30
+    assert process.returncode == 1
+    assert states(house, "killed") == ["failed", "interrupted"]
+    assert "ended as FAILED without a result" in err
+    assert read_run(folders[0])["error"]["type"] == "Killed"
+    again = house.run(*SLURM, *words)
+    assert again.returncode == 0, again.stderr + logs(house, "killed")
+    assert states(house, "killed") == ["done", "done"]
+    assert [read_run(folder)["resume_count"] for folder in folders] == [1, 1]
+
+
+def test_what_slurm_rejects(house: House) -> None:
+    """One message with exit code 2, and nothing on disk."""
+    for wrong, reason in (
+        ("hydra.launcher.partition=nope", "invalid partition specified: nope"),
+        ("hydra.launcher.time=soon", "Invalid --time specification"),
+    ):
+        done = house.run(*SLURM, *SLOW, "seed=0,1", wrong)
+        assert done.returncode == 2
+        assert done.stderr.count("error:") == 1
+        assert f"Slurm rejects the jobs: {reason}" in done.stderr
+        assert not (house.root / "outputs").exists()
