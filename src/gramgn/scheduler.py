@@ -21,6 +21,17 @@ ENDED = (
 )
 """States of jobs that will not work again; `GONE` stands for a job that Slurm does not know any more."""
 
+WAITING = (
+    "CONFIGURING",
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+)
+"""States of jobs that will work."""
+
 GONE = "GONE"
 QUEUE_TIMEOUT_S = 60.0
 

@@ -243,6 +243,15 @@ def composed(reader: Reader, command: str) -> None:
     assert "optimizer:" in done.stdout
 
 
+def without_cluster(reader: Reader, command: str) -> None:
+    """Needs Slurm, and is run with one in test_sweep_slurm.py: the same sweep composes."""
+    words = [
+        word for word in shlex.split(command) if "launcher" not in word and "," not in word and word != "-m"
+    ]
+    done = reader.run(f"{shlex.join(words)} --cfg job")
+    assert done.returncode == 0, done.stderr
+
+
 # By the beginning of a command; the first that fits.
 EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make demo PYTHON": plan_of_make,
@@ -250,6 +259,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make paper": chain_listed,
     "python scripts/theory.py": helped,
     "python train.py sweep=lambda_alpha": composed,
+    "python train.py -m hydra/launcher=slurm": without_cluster,
     "make ": plan_of_make,
     "source ": default_environment,
     "conda ": conda_file,

@@ -38,7 +38,8 @@ from gramgn.stopping import StopRequested, raising_signals
 
 OTHER_LAUNCHER = (
     "this launcher would train all jobs of a sweep in one process, where one that fails ends the others. "
-    "Use hydra/launcher=isolated, which runs several jobs at a time with hydra.launcher.n_jobs=<number>"
+    "Use hydra/launcher=isolated, which runs several jobs at a time with hydra.launcher.n_jobs=<number>, or "
+    "hydra/launcher=slurm on a cluster"
 )
 
 

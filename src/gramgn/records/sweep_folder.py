@@ -15,7 +15,7 @@ from gramgn.locks import is_locked
 from gramgn.records.columns import look_up
 from gramgn.records.files import write_atomic
 from gramgn.records.run_folder import RunFolder, finite
-from gramgn.scheduler import GONE, is_live, job_states
+from gramgn.scheduler import GONE, WAITING, is_live, job_states
 
 SWEEP_FORMAT = 1
 CELL_STATES = ("done", "diverged", "failed", "rejected", "interrupted", "killed", "running", "waiting")
@@ -119,7 +119,7 @@ class SweepFolder:
             in_queue = queue.get(str(cell.get("job")), GONE)
             status = self._status(cell, label, active or is_live(in_queue))
             if is_live(in_queue) and status.state not in _ENDED:
-                state = "running" if "RUNNING" in (in_queue, status.state.upper()) else "waiting"
+                state = "waiting" if in_queue in WAITING else "running"
                 status = replace(status, state=state, slurm=f"{cell['job']} {in_queue}")
             found.append(status)
         return found

@@ -13,8 +13,8 @@ from typing import Any
 from gramgn.app import repository, shown
 from gramgn.errors import InputError, counted, first_line
 from gramgn.progress import say
-from gramgn.scheduler import GONE, is_live, job_states
-from gramgn.stopping import deferred_signals
+from gramgn.scheduler import GONE, WAITING, is_live, job_states
+from gramgn.stopping import SIGNALS, deferred_signals
 from gramgn.sweep.display import Outcome
 from gramgn.sweep.node import work
 from gramgn.sweep.options import Options
@@ -91,7 +91,8 @@ class SlurmPool:
             if jobs:
                 say(f"attached to {counted(len(jobs), 'job')} in Slurm's queue")
             for first in range(0, len(fresh), LONGEST_ARRAY):
-                jobs += self._submit(fresh[first : first + LONGEST_ARRAY])
+                if stop.signum is None:
+                    jobs += self._submit(fresh[first : first + LONGEST_ARRAY])
             looked_at = changed_at = -POLL_S[1]
             while jobs and stop.signum is None:
                 time.sleep(TICK_S)
@@ -147,14 +148,13 @@ class SlurmPool:
             *((replace(cell, record=None), repository(), self._resources.threads) for cell in cells),
             strict=True,
         )
-        signals = (signal.SIGINT, signal.SIGTERM)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             found = executor.map_array(work, *arguments)
         except (FailedJobError, FailedSubmissionError) as error:
             raise InputError(_rejected(str(error))) from error
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         jobs = [_Watched(cell, job.job_id) for cell, job in zip(cells, found, strict=True)]
         self._watcher.queued([(job.cell, job.job) for job in jobs])
         say(
@@ -171,12 +171,12 @@ class SlurmPool:
         going_on, has_failed = [], False
         for job in jobs:
             job.state = states.get(job.job, GONE)
-            if job.state == "RUNNING" and job.since is None:
-                job.since = time.monotonic()
-                self._watcher.began(job.cell)
-            elif job.state == "PENDING" and job.since is not None:
+            if job.state in WAITING and job.since is not None:
                 job.since = None
                 self._watcher.queued([(job.cell, job.job)])
+            elif job.state not in (*WAITING, "CANCELLED", GONE) and job.since is None:
+                job.since = time.monotonic()
+                self._watcher.began(job.cell)
             outcome = self._outcome(job)
             if outcome is None:
                 going_on.append(job)
@@ -222,9 +222,7 @@ class SlurmPool:
             return None
         try:
             return job.result()
-        except (
-            Exception
-        ) as error:  # it could not even begin, e.g. because the node does not see this checkout
+        except Exception as error:  # it could not even begin, e.g. because the node does not see gramgn
             lines = str(error).partition("\n-----")[2].partition("\n-----")[0].split("\n")
             message = f"Slurm job {name} could not begin: {lines[-1] or first_line(error)}"
             return {"state": "failed", "exit_code": 1, "message": message, "val_loss": None}

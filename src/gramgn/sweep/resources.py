@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
+from importlib import util
 from typing import Any
 
 from gramgn.errors import ConfigError, checked_choice, is_whole, nearest
@@ -92,7 +92,7 @@ def read_resources(given: Mapping[str, Any], on_failure: Any) -> Resources:
         raise ConfigError(
             f"hydra.launcher.ranks={found.ranks} must be a multiple of hydra.launcher.nodes={found.nodes}"
         )
-    if find_spec("submitit") is None:
+    if util.find_spec("submitit") is None:
         raise ConfigError("hydra/launcher=slurm needs the extra slurm: python -m pip install '.[slurm]'")
     if missing := [name for name in ("sbatch", "squeue", "srun") if shutil.which(name) is None]:
         raise ConfigError(
@@ -113,6 +113,8 @@ def _problem(name: str, value: Any) -> str | None:
         return None if is_right else 'a list of shell commands, e.g. ["module load cuda"]'
     if name == "options":
         return None if isinstance(value, Mapping) else "options of sbatch with their values, e.g. {qos: high}"
-    if is_whole(value, 1) and name in ("time", "mem"):
+    also = {"time": "a number of minutes, or ", "mem": "a number of MB, or "}.get(name, "")
+    if also and is_whole(value, 1):
         return None
-    return None if isinstance(value, str) and value else "a text"
+    example = {"time": " such as 1-12:00:00", "mem": " such as 16G"}.get(name, "")
+    return None if isinstance(value, str) and value else f"{also}a text{example}"
