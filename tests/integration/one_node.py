@@ -33,7 +33,6 @@ SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
 SlurmdParameters=config_overrides
-SlurmctldParameters=preempt_send_user_signal
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none

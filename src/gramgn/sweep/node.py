@@ -31,7 +31,7 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
     """
     import submitit
 
-    logging.getLogger("submitit").setLevel(logging.WARNING)
+    logging.getLogger("submitit").setLevel(logging.ERROR)
     set_repository(root)
     for name in WITHHELD:
         os.environ.pop(name, None)
