@@ -53,7 +53,7 @@ define BUILD_KERNELS
 	exit $(1)
 endef
 
-.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory evidence figures report bench bench-pipeline gpu-report clean
+.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory evidence results figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -113,16 +113,19 @@ format: $(READY) ## put the code into its standard form
 
 # The site is built from a copy in which the published results lie below the pages that show them.
 docs: $(READY) ## build the documentation into site/, strictly: a broken internal link is an error
-	@rm -rf build/docs site && mkdir -p build && cp -R docs build/docs && cp -R outputs/results build/docs/results
-	@for page in build/docs/*.md; do sed -i.bak 's#\.\./outputs/results/#results/#g' $$page && rm $$page.bak; done
-	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/results/README.md && rm build/docs/results/README.md.bak
+	@rm -rf build/docs site && mkdir -p build && cp -R docs build/docs && cp -R outputs/results build/docs/published
+	@for page in build/docs/*.md; do sed -i.bak 's#\.\./outputs/results/#published/#g' $$page && rm $$page.bak; done
+	@sed -i.bak 's#\.\./\.\./docs/#../#g' build/docs/published/README.md && rm build/docs/published/README.md.bak
 	@$(BIN)/zensical build --strict --clean
 
 paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|desk|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper for one part (10 hours in all)
+evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper|sensitivity|clock for one part (10 hours in all)
 	@$(BIN)/python scripts/evidence.py $(if $(BLOCK),--block $(BLOCK)) $(OVERRIDES)
+
+results: $(READY) ## the tables and figures of docs/results.md from outputs/results/evidence_*.csv
+	@$(BIN)/python scripts/results.py
 
 theory: $(KERNELS) ## watch the paper's two theorems and its cost analysis (under 10 minutes)
 	@$(BIN)/python scripts/theory.py

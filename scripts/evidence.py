@@ -4,7 +4,6 @@ python scripts/evidence.py --list               # the blocks, their numbers of r
 python scripts/evidence.py --block tune         # one block
 python scripts/evidence.py --block tune --dataset rotation   # its runs on one data set, e.g. one data set per core
 python scripts/evidence.py                      # all of them: about 15 hours of one core
-python scripts/evidence.py --targets            # epochs and seconds to the strongest baseline's losses
 
 Every run uses one thread. Seconds are reported from the block clock only, which must run alone on an idle machine.
 A block is written to outputs/results/evidence_<block>.csv, also when it is stopped. Runs that are in that file already
@@ -33,10 +32,9 @@ from gramgn.progress import say  # noqa: E402
 from gramgn.records import (  # noqa: E402
     final_loss,
     identifying,
+    override_key,
     runs,
     short_hash,
-    time_to_target,
-    with_seconds,
     write_results,
 )
 
@@ -74,12 +72,59 @@ BLOCKS: dict[str, tuple[tuple[str, ...], str, int | None]] = {
     "paper": ((*REAL, *SYNTHETIC), "laptop", 20),
     "desk": (SYNTHETIC, "desk", 21),
     "desk_paper": (SYNTHETIC, "desk", 9),
+    "sensitivity": (SYNTHETIC[:1], "laptop", 99),
     "clock": ((*REAL, *SYNTHETIC), "both", None),
 }
 OURS_AND_RECIPE = (OURS.replace("-", " on "), "ggn_recommended on resnet_gn")
 """The methods that are no baselines, as `time_to_target` names them."""
 BLIND = ("tune", "refine")
 """Blocks whose files hold no test losses, so that nothing can be chosen by them."""
+
+
+def varied(words: str, *overrides: str) -> str:
+    """Return the words of a setting with some overrides added or replaced."""
+    keys = [override_key(each) for each in overrides]
+    return " ".join([*(each for each in words.split() if override_key(each) not in keys), *overrides])
+
+
+def studies() -> dict[str, dict[str, list[tuple[str, int]]]]:
+    """Return the runs of the block sensitivity: settings with seeds, by study and by line of its figure."""
+    plain, alpha = PAPER[2], OmegaConf.load(ROOT / "conf" / "optimizer" / "ggn_recommended.yaml").alpha
+    in_months = "trainer.standardize_targets=false"
+
+    def over(words: str, *overrides: str, seeds: int = 3) -> list[tuple[str, int]]:
+        return [(varied(words, *overrides), seed) for seed in range(seeds)]
+
+    def grid(words: str, unit: float) -> list[tuple[str, int]]:
+        alphas = [f"optimizer.alpha={unit * factor:g}" for factor in (0.01, 0.1, 1, 10)]
+        lams = [f"optimizer.lam={lam}" for lam in (0.25, 0.5, 1, 2, 4)]
+        return [(varied(words, lam, each), 0) for lam in lams for each in alphas]
+
+    def batches(sizes: Sequence[int], *overrides: str) -> list[tuple[str, int]]:
+        return [run for size in sizes for run in over(RECIPE, f"trainer.batch_size={size}", *overrides)]
+
+    in_sum = ("optimizer.damping_convention=sum", f"optimizer.alpha={256 * alpha:g}")
+    return {
+        "grid-plain": {"": grid(plain, 1)},
+        "grid-recipe": {"": grid(RECIPE, alpha)},
+        "batch": {
+            "the same α in the mean": batches((32, 64, 128, 256, 512, 1024)),
+            "the same α in the sum": over(RECIPE) + batches((32, 128, 512, 1024), *in_sum),
+        },
+        "labels": {
+            "plain, standardised": over(plain),
+            "plain, in months": over(plain, in_months),
+            "recipe, standardised": over(RECIPE),
+            "recipe, in months": over(RECIPE, in_months),
+        },
+        "last-layer": {
+            "plain, zero": over(plain),
+            "plain, random": over(plain, "model.zero_last_layer=false"),
+            "recipe, zero": over(RECIPE, "model.zero_last_layer=true"),
+            "recipe, random": over(RECIPE),
+        },
+        "seeds": {"plain": over(plain, seeds=10), "recipe": over(RECIPE, seeds=10)},
+    }
 
 
 def job(dataset: str, scale: str, words: str, epochs: int, seed: int) -> list[str]:
@@ -153,6 +198,9 @@ def planned(block: str, dataset: str) -> list[list[str]]:
     if block == "refine":
         two_best = [words for method in METHODS for _, words in ranked(dataset, method, half)[:2]]
         return [job(dataset, scale, words, n, TUNING_SEED) for words in two_best for n in (third, whole)]
+    if block == "sensitivity":
+        every = [run for lines in studies().values() for line in lines.values() for run in line]
+        return [job(dataset, scale, words, third, seed) for words, seed in dict.fromkeys(every)]
     if block in ("paper", "desk_paper"):
         curves, seeds = (PAPER, range(5)) if block == "paper" else (PAPER[:3], range(3))
         return [job(dataset, scale, words, whole, seed) for words in curves for seed in seeds]
@@ -225,16 +273,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--dataset", choices=(*REAL, *SYNTHETIC), help="one data set (default: all of a block)"
     )
     parser.add_argument("--list", action="store_true", help="print the runs, run nothing")
-    parser.add_argument("--targets", action="store_true", help="print the times to target of final and desk")
     parser.add_argument("overrides", nargs="*", help="key=value for every run that changes no result")
     given = parser.parse_intermixed_args(arguments)
     blocks = [given.block] if given.block else list(BLOCKS)
     try:
         for block in blocks:
             datasets = [each for each in BLOCKS[block][0] if given.dataset in (None, each)]
-            if given.targets:
-                show_targets(block, datasets)
-            elif given.list:
+            if given.list:
                 show(block, datasets)
             elif code := run(block, datasets, given.overrides):
                 return code
@@ -242,24 +287,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def show_targets(block: str, datasets: Sequence[str]) -> None:
-    """Print how long each method takes to the losses of the strongest baseline, if the block is one of those."""
-    path, clock = (RESULTS / f"evidence_{name}.csv" for name in (block, "clock"))
-    if block not in ("final", "desk") or not path.is_file() or not clock.is_file():
-        return
-    table, timed = runs(path), runs(clock)
-    name_of = {digits(name): name for name in timed["run"]}
-    for dataset in datasets:
-        clock_key = {key(words): key(clock_of(words)) for words in planned(block, dataset)}
-        rows = table[table["dataset"] == dataset]
-        measured_by = {name: name_of.get(clock_key[digits(name)], "") for name in rows["run"]}
-        rows = with_seconds(rows, timed, measured_by)
-        for column in ("val_loss", "train_loss"):
-            found = time_to_target(rows, ours=OURS_AND_RECIPE, column=column)
-            print(f"{block}, {dataset}: to a {column} of {found.attrs['target']:.4g}")
-            print(found.to_string(float_format="{:.3g}".format) + "\n")
 
 
 def show(block: str, datasets: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ class Trainer:
         common.remove("trainer.threads=1")
         for point in re.findall(r"'([^']*)'", words[-1]):
             job = [*common, *point.split()]
-            self.jobs.append(job)
+            self.jobs.append([sweep, *job])
             folder = self.evidence.SWEEPS / sweep / gramgn.app.job_name([*job, "tracking=none"], (), {})
             run = RunFolder.create(folder)
             run.write_run({"state": "done", "config": {"trainer": {"epochs": 1}}})
@@ -74,9 +74,9 @@ def test_the_whole_plan(evidence: ModuleType, trainer: Trainer, capsys: pytest.C
     assert len({tuple(job) for job in trainer.jobs}) == len(trainer.jobs)
     for block, (_, _, count) in evidence.BLOCKS.items():
         assert len(evidence.results(block)) == (count or len(evidence.planned("clock", "rsna_synthetic")))
-    final = [job for job in trainer.jobs if "trainer=laptop" in job and "seed=4" in job]
+    final = [job for job in trainer.jobs if "final" in job[0] and "seed=4" in job]
     thirds = [job for job in final if "trainer.epochs=6" in job]
-    assert [job[2:5] for job in thirds] == [
+    assert [job[3:6] for job in thirds] == [
         ["optimizer=sgd", "model=resnet_bn", "schedule=cosine"],
         ["optimizer=ggn_spring", "model=resnet_gn", "schedule=linear"],
         ["optimizer=ggn_recommended", "model=resnet_gn", "schedule=linear"],

@@ -18,6 +18,8 @@ from gramgn.records import (
     RESULT_COLUMNS,
     RunFolder,
     SweepFolder,
+    at_end,
+    baselines,
     best_alphas,
     checkpoint_identity,
     differing,
@@ -29,6 +31,7 @@ from gramgn.records import (
     same_setting,
     settings,
     time_to_target,
+    verdicts,
     with_seconds,
     write_results,
 )
@@ -239,41 +242,78 @@ def test_results_files_are_byte_stable(repository: Path, tmp_path: Path, name: s
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
-def test_time_to_target() -> None:
-    """Medians over seeds at the end of each length; a method that never arrives has no time."""
-    losses = {
-        ("sgd", 3): (0.9, 0.9, 0.2),
-        ("sgd", 9): (0.5, 0.6, 0.4),
-        ("adamw", 3): (0.8, 0.8, 0.8),
-        ("adamw", 9): (0.7, 0.7, 0.7),
-        ("ggn", 3): (0.5, 0.4, math.inf),
-        ("ggn", 9): (0.3, 0.3, 0.3),
-    }
+def runs_at_end(losses: dict[tuple[str, int], tuple[float, ...]]) -> pd.DataFrame:
+    """Return `at_end` of runs with these validation losses, by optimizer and epochs, one per seed."""
     rows = [
         {"run": f"{name}{length}{seed}", "seed": seed, "optimizer": name, "model": "net", "epochs": length}
-        | {"epoch": length, "val_loss": loss, "train_loss": 1 - loss, "train_s": 10.0 * length}
-        | {"state": "diverged" if loss == math.inf else "done", "source": "x"}
+        | {"epoch": length, "val_loss": loss, "train_loss": 1 - loss, "test_mae": loss}
+        | {"train_s": 10.0 * length * (2 if name == "slow" else 1), "source": "x"}
+        | {"state": "diverged" if loss == math.inf else "done"}
         for (name, length), values in losses.items()
         for seed, loss in enumerate(values)
     ]
-    table = pd.DataFrame(rows).reindex(columns=runs("nowhere").columns)
-    found = time_to_target(table, ours=["ggn on net"])
+    return at_end(pd.DataFrame(rows).reindex(columns=runs("nowhere").columns))
+
+
+def test_time_to_target() -> None:
+    """Medians over seeds at the end of each length; a method that never arrives has no time."""
+    ends = runs_at_end(
+        {
+            ("sgd", 3): (0.9, 0.9, 0.2),
+            ("sgd", 9): (0.5, 0.6, 0.4),
+            ("adamw", 3): (0.8, 0.8, 0.8),
+            ("adamw", 9): (0.7, 0.7, 0.7),
+            ("ggn", 3): (0.5, 0.4, math.inf),
+            ("ggn", 9): (0.3, 0.3, 0.3),
+        }
+    )
+    ours = ["ggn on net"]
+    assert baselines(ends, ours=ours) == [("sgd on net", 9), ("adamw on net", 9)]
+    found = time_to_target(ends, ours=ours)
     assert found.attrs["target"] == 0.5
     assert found.loc["ggn on net"].tolist() == [3, 30, pytest.approx(1 / 3), pytest.approx(1 / 3)]
     assert found.loc["sgd on net"].tolist() == [9, 90, 1, 1]
     assert found.loc["adamw on net"].isna().all()
-    assert time_to_target(table, ours=["ggn on net"], column="train_loss").loc["adamw on net", "epochs"] == 3
+    assert time_to_target(ends, ours=ours, column="train_loss").loc["adamw on net", "epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "third", "whole", "answers"),
+    [
+        ("ggn", (0.4, 0.3, 0.4), (0.2, 0.2, 0.2), ["ahead", "ahead", "ahead"]),
+        # One seed is level, and 2 % of the test error is too little.
+        ("ggn", (0.498, 0.499, 0.5), (0.49, 0.49, 0.49), ["even", "even", "even"]),
+        ("ggn", (0.6, math.inf, 0.7), (0.6, 0.6, 0.6), ["behind", "behind", "behind"]),
+        ("ggn", (0.4, math.inf, 0.4), (0.2, 0.2, 0.2), ["even", "even", "ahead"]),
+        ("slow", (0.4, 0.3, 0.4), (0.2, 0.2, 0.2), ["ahead", "none of its budgets is at most half", "ahead"]),
+    ],
+)
+def test_verdicts(name: str, third: tuple[float, ...], whole: tuple[float, ...], answers: list[str]) -> None:
+    """The rules of docs/protocol.md: all seeds agree, at a third of the epochs, half of the seconds, and at the end."""
+    baseline = {("sgd", 3): (0.9, 0.9, 0.9), ("sgd", 9): (0.5, 0.5, 0.5)}
+    ends = runs_at_end(baseline | {(name, 3): third, (name, 9): whole})
+    found = verdicts(ends, f"{name} on net", ours=[f"{name} on net"])
+    assert [each.question for each in found] == ["per epoch", "per second", "at the end"]
+    for each, answer in zip(found, answers, strict=True):
+        assert each.answer.startswith(answer)
+    assert found[0].differences == {seed: loss - 0.5 for seed, loss in enumerate(third)}
+    assert (found[2].epochs, found[2].baseline_epochs) == (9, 9)
+    short = runs_at_end({("sgd", 3): (0.5,), (name, 3): (0.4,)})
+    assert "a third" in verdicts(short, f"{name} on net", ours=[f"{name} on net"])[0].answer
 
 
 def test_seconds_are_those_of_the_clock() -> None:
     """The first epoch's seconds once, the second's for every other; none where nothing was measured."""
     columns = runs("nowhere").columns
-    rows = [{"run": run, "epoch": epoch, "train_s": 77.0} for run in ("a", "b") for epoch in (1, 4)]
-    clock = [{"run": "c", "epoch": epoch, "train_s": seconds} for epoch, seconds in ((1, 5.0), (2, 8.0))]
-    tables = (pd.DataFrame(each).reindex(columns=columns) for each in (rows, clock))
-    assert with_seconds(*tables, {"a": "c"})["train_s"].tolist()[:2] == [5.0, 14.0]
-    tables = (pd.DataFrame(each).reindex(columns=columns) for each in (rows, clock))
-    assert with_seconds(*tables, {"a": "c"})["train_s"].isna().tolist() == [False, False, True, True]
+    rows = [{"lr": lr, "seed": 3, "epoch": epoch, "train_s": 77.0} for lr in (0.1, 0.2) for epoch in (1, 4)]
+    clock = [{"lr": 0.1, "epoch": epoch, "train_s": seconds} for epoch, seconds in ((1, 5.0), (2, 8.0))]
+    table, timed = (
+        pd.DataFrame(each).reindex(columns=columns).assign(epochs=length, dataset="faces", scale="desk")
+        for each, length in ((rows, 4), (clock, 2))
+    )
+    assert with_seconds(table, timed)["train_s"].tolist()[:2] == [5.0, 14.0]
+    assert with_seconds(table, timed)["train_s"].isna().tolist() == [False, False, True, True]
+    assert with_seconds(table, timed.assign(scale="laptop"))["train_s"].isna().all()
 
 
 def test_a_schedule_has_columns_in_files_that_need_them(tmp_path: Path) -> None:

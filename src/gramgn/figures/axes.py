@@ -16,8 +16,10 @@ from gramgn.figures.curves import Comparison, is_standardized, unit_of
 
 _NAMES = {
     "train_loss": "training loss",
+    "val_loss": "validation loss",
     "test_loss": "test loss",
     "train_mae": "training error",
+    "val_mae": "validation error",
     "test_mae": "test error",
 }
 

@@ -17,6 +17,7 @@ from gramgn.records import SETTING_COLUMNS, RunFolder, settings
 OPTIMIZER_NAMES = {
     "ggn": "GGN",
     "ggn_spring": "GGN, SPRING",
+    "ggn_recommended": "GGN, recommended",
     "ggn_lm": "GGN, LM damping",
     "sgd": "SGD",
     "adamw": "AdamW",

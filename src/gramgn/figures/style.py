@@ -79,6 +79,9 @@ _FIXED = {
     ("adamw", "resnet_bn"): LineStyle(_PURPLE, (7, 2)),
     ("sgd", "resnet_gn"): LineStyle(_SKY, (2, 1)),
     ("ggn_spring", "resnet_gn"): LineStyle(_BLACK, (4, 1.2, 1, 1.2)),
+    ("ggn_recommended", "resnet_gn"): LineStyle(_VERMILION, (7, 2)),
+    ("adamw", "resnet_gn"): LineStyle(_BLUE, (1, 1.2)),
+    ("muon", "resnet_bn"): LineStyle(_GREY, ()),
 }
 
 

@@ -12,6 +12,7 @@ folder holds `sweep.json`. `runs()` returns all of them as one `pandas.DataFrame
 imports another package of gramgn, torch, Hydra or W&B; pandas is imported when a table is requested.
 """
 
+from gramgn.records.budgets import Verdict, at_end, baselines, time_to_target, verdicts, with_seconds
 from gramgn.records.columns import METRIC_NAMES, RESULT_COLUMNS
 from gramgn.records.files import atomic_file, write_atomic
 from gramgn.records.identity import (
@@ -45,8 +46,6 @@ from gramgn.records.queries import (
     loss_grid,
     newest,
     same_setting,
-    time_to_target,
-    with_seconds,
 )
 from gramgn.records.results import write_results
 from gramgn.records.run_folder import RunFolder, find_runs
@@ -80,7 +79,10 @@ __all__ = [
     "Row",
     "RunFolder",
     "SweepFolder",
+    "Verdict",
+    "at_end",
     "atomic_file",
+    "baselines",
     "best_alphas",
     "checkpoint_identity",
     "code_versions",
@@ -107,6 +109,7 @@ __all__ = [
     "start_record",
     "time_to_target",
     "varying",
+    "verdicts",
     "versions",
     "with_added",
     "with_seconds",

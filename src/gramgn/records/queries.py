@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from gramgn.records.columns import LOCAL_COLUMNS, RUN_COLUMNS, RUN_KEY
@@ -81,59 +80,6 @@ def best_alphas(
     )
     best = finite.drop_duplicates("lam").set_index("lam")["alpha"]
     return best.reindex(sorted(cells["lam"].dropna().unique()))
-
-
-def time_to_target(table: pd.DataFrame, *, ours: Collection[str], column: str = "val_loss") -> pd.DataFrame:
-    """Return, per method, the shortest training that ends at the loss of the strongest baseline or below.
-
-    A method is an optimizer on a network, e.g. `"sgd on resnet_bn"`; all its runs of one length have the same settings.
-    The strongest baseline is the method with the lowest validation loss at the end of any one length, median over
-    seeds; its median loss there is the target. See `docs/protocol.md`.
-
-    Args:
-        table: Rows of `runs`, on one data set and at one scale.
-        ours: The methods that are no baselines.
-        column: The loss to reach, `"val_loss"` or `"train_loss"`.
-
-    Returns:
-        Index `method`; columns `epochs`, `train_s` (median, seconds) and their ratios to the strongest baseline's own,
-        `epochs_ratio` and `train_s_ratio`; NaN where the target is not reached. `attrs["target"]` is the target.
-    """
-    ends = final_loss(table, column=column)
-    for name in ("val_loss", "train_s"):
-        ends[name] = final_loss(table, column=name)["loss"]
-    ends["method"] = ends["optimizer"] + " on " + ends["model"]
-    at_end = ends.groupby(["method", "epochs"])[["loss", "val_loss", "train_s"]].median().reset_index()
-    strongest = at_end[~at_end["method"].isin(ours)].sort_values("val_loss", kind="stable").iloc[0]
-    reached = at_end[at_end["loss"] <= strongest["loss"]].drop_duplicates("method").set_index("method")
-    found = reached[["epochs", "train_s"]].astype("float64").reindex(at_end["method"].unique())
-    ratios = (found / found.loc[strongest["method"]]).add_suffix("_ratio")
-    found = found.join(ratios).rename_axis("method")
-    found.attrs["target"] = float(strongest["loss"])
-    return found
-
-
-def with_seconds(table: pd.DataFrame, clock: pd.DataFrame, measured_by: Mapping[str, str]) -> pd.DataFrame:
-    """Return the table with `train_s` from other runs of the same settings, which had the machine to themselves.
-
-    Args:
-        table: Rows of `runs`.
-        clock: Rows of `runs`, the first two epochs of each setting.
-        measured_by: The name of a run in `clock` for each name of a run in `table`.
-
-    Returns:
-        The table; the seconds of E epochs are those of the first epoch and E - 1 times those of the second one, NaN
-        where `clock` has no such run.
-    """
-    at = {
-        (name, epoch): seconds
-        for name, epoch, seconds in zip(clock["run"], clock["epoch"], clock["train_s"], strict=True)
-    }
-    values = []
-    for name, epoch in zip(table["run"], table["epoch"], strict=True):
-        first, both = (at.get((measured_by.get(name), each), math.nan) for each in (1, 2))
-        values.append(first + (epoch - 1) * (both - first))
-    return table.assign(train_s=values)
 
 
 def same_setting(table: pd.DataFrame, *without: str) -> pd.Series[str]:

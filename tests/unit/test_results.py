@@ -1,0 +1,206 @@
+"""docs/results.md: its tables and figures are the committed files, by the rules of docs/protocol.md."""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from evidence_cases import script, write_block
+
+from gramgn.errors import InputError
+from gramgn.figures import house_style
+from gramgn.records import runs
+
+OURS = "GGN, recommended on ResNetGN"
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    """Return scripts/evidence.py and scripts/results.py."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("evidence", "results"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return script("evidence"), script("results")
+
+
+@pytest.fixture
+def pages(
+    modules: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """Return scripts/results.py on made-up results of one data set."""
+    evidence, results = modules
+    blocks = {
+        block: (("rsna_synthetic",) if count or block == "clock" else datasets, scale, count)
+        for block, (datasets, scale, count) in evidence.BLOCKS.items()
+    }
+    monkeypatch.setattr(evidence, "BLOCKS", blocks)
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
+    for block in blocks:
+        write_block(evidence, block)
+    return results
+
+
+def section(page: str, name: str) -> str:
+    (found,) = re.findall(rf"<!-- begin {name}: .*?-->\n(.*?)<!-- end {name} -->", page, re.DOTALL)
+    return found
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the last epoch of each run of a file, as plain text."""
+    with path.open(newline="") as file:
+        yield from (row for row in csv.DictReader(file) if row["epoch"] == row["epochs"])
+
+
+def test_the_committed_pages_are_those_of_the_committed_files(
+    modules: tuple[ModuleType, ModuleType], repository: Path
+) -> None:
+    """Whoever edits a number by hand, or commits runs without `make results`, fails here."""
+    _, results = modules
+    texts = results.sections(results.Evidence())
+    for name in results.PAGES:
+        page = (repository / name).read_text(encoding="utf-8")
+        assert results.filled(page, texts) == page, f"{name}: run make results"
+    page = (repository / "docs" / "results.md").read_text(encoding="utf-8")
+    for name in texts:
+        if not name.startswith("readme"):
+            assert section(page, name)
+    for figure in set(re.findall(r"outputs/results/figures/([\w-]+\.png)", page)):
+        assert (repository / "outputs" / "results" / "figures" / figure).is_file()
+
+
+def test_prose_holds_no_number_of_a_run(modules: tuple[ModuleType, ModuleType], repository: Path) -> None:
+    page = (repository / "docs" / "results.md").read_text(encoding="utf-8")
+    prose = re.sub(r"<!-- begin .*?<!-- end \w+ -->", "", page, flags=re.DOTALL)
+    assert re.findall(r"\d+\.\d+", prose) == []
+    assert "SYNTHETIC" in prose
+    assert "make paper SCALE=paper DATA=real" in prose
+
+
+def test_tables_hold_the_numbers_of_the_file(pages: ModuleType) -> None:
+    """Medians and ranges are computed here once more, from the text of the CSV."""
+    texts = pages.sections(pages.Evidence())
+    ends = list(rows_of(pages.evidence.RESULTS / "evidence_final.csv"))
+    own = [row for row in ends if row["optimizer"] == "ggn_recommended" and row["epochs"] == "6"]
+    assert len(own) == 5
+    values = sorted(float(row["test_mae"]) for row in own)
+    expected = f"{values[2]:.3g} ({values[0]:.3g} to {values[-1]:.3g})"
+    (line,) = re.findall(
+        rf"^\| {OURS} \| 6 \| 5 .*$", texts["details"].split("bone age, desk")[0], re.MULTILINE
+    )
+    assert expected in line
+    # The clock: 1.4 s for a first epoch, 1 s for each other, 1.5 times as long for GGN.
+    assert line.endswith(f"| {1.5 * (1.4 + 5):.3g} |")
+    assert "SYNTHETIC bone age" in texts["summary"]
+    best = min(
+        float(row["val_loss"])
+        for row in rows_of(pages.evidence.RESULTS / "evidence_tune.csv")
+        if (row["optimizer"], row["model"]) == ("muon", "resnet_bn")
+    )
+    (line,) = re.findall(r"^\| muon on resnet_bn .*$", texts["trials"], re.MULTILINE)
+    assert f"{best:.3g}" in line
+
+
+def test_verdicts_reach_the_page(pages: ModuleType) -> None:
+    for factor, words in ((0.5, "ahead"), (2, "behind")):
+        write_block(pages.evidence, "final", ggn_recommended=factor)
+        summary = pages.sections(pages.Evidence())["summary"]
+        (line,) = re.findall(rf"^.*\| laptop \|.*{OURS}.*$", summary, re.MULTILINE)
+        assert f"**{words}** (6 epochs" in line
+        assert f"**{words}** (18 epochs" in line
+
+
+def test_what_is_missing_is_named_and_left_out(pages: ModuleType) -> None:
+    for block in ("clock", "desk", "paper"):
+        (pages.evidence.RESULTS / f"evidence_{block}.csv").unlink()
+    path = pages.evidence.RESULTS / "evidence_refine.csv"
+    table = runs(path)
+    last = table["run"].iloc[-1]
+    lines = [line for line in path.read_text().splitlines(keepends=True) if last not in line]
+    path.write_text("".join(lines))
+    texts = pages.sections(pages.Evidence())
+    assert "; `paper`; `desk`.\n" in texts["status"]
+    assert "`refine` on `rsna_synthetic` (23 of 24 runs)" in texts["status"]
+    assert "No seconds are measured yet" in texts["status"]
+    assert "desk size" not in texts["details"]
+    assert "its seconds are not measured" in texts["summary"]
+    assert "not there yet" in texts["trials"]
+    for block in pages.evidence.BLOCKS:
+        (pages.evidence.RESULTS / f"evidence_{block}.csv").unlink(missing_ok=True)
+    texts = pages.sections(pages.Evidence())
+    assert not {"readme-picture", "readme-results"} & set(texts)
+    assert {text for name, text in texts.items() if name != "status"} == {
+        "The runs of this section are not there yet.\n"
+    }
+
+
+def test_only_generated_sections_change(
+    pages: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a damaged file leaves the pages as they are."""
+    for name in pages.PAGES:
+        page = "before\n<!-- begin claims: x -->\nold\n<!-- end claims -->\nafter \\1\n"
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(page)
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    monkeypatch.setattr(pages, "drawings", lambda found: [])
+    assert pages.main() == 0
+    page = (tmp_path / pages.PAGES[0]).read_text()
+    assert page.startswith("before\n<!-- begin claims: x -->\n\n| data set |")
+    assert page.endswith("<!-- end claims -->\nafter \\1\n")
+    path = pages.evidence.RESULTS / "evidence_final.csv"
+    path.write_text(path.read_text()[:-20])
+    (tmp_path / pages.PAGES[0]).write_text("kept")
+    assert pages.main() == 2
+    assert (tmp_path / pages.PAGES[0]).read_text() == "kept"
+    with pytest.raises(InputError, match="cut in mid-line"):
+        pages.Evidence()
+
+
+def test_figures_show_the_values_of_the_file(pages: ModuleType) -> None:
+    """F: the drawn medians, ranges, seconds and the target are those of the CSV."""
+    drawn = {drawing.stem: drawing for drawing in pages.drawings(pages.Evidence())}
+    assert {f"evidence-{study}" for study in pages.STUDIES} < set(drawn)
+    ends = list(rows_of(pages.evidence.RESULTS / "evidence_final.csv"))
+
+    def values(optimizer: str, epochs: int, column: str = "val_loss") -> list[float]:
+        return sorted(
+            float(row[column])
+            for row in ends
+            if (row["optimizer"], row["epochs"]) == (optimizer, str(epochs))
+            and row["model"] != "resnet_fixup"
+            and (optimizer != "adamw" or row["model"] == "resnet_bn")
+        )
+
+    with house_style():
+        figure = drawn["evidence-budgets-laptop"].draw()
+        lengths = drawn["evidence-lengths-laptop"].draw()
+        batch = drawn["evidence-batch"].draw()
+    against_epochs, against_seconds = figure.axes
+    medians = [values("ggn_recommended", epochs)[2] for epochs in (6, 9, 18)]
+    shown = {tuple(line.get_xdata()): list(line.get_ydata()) for line in against_epochs.lines}
+    lines = [list(line.get_ydata()) for line in against_epochs.lines]
+    assert medians in lines
+    assert [values("adamw", 18)[2]] * 2 in lines  # the target
+    assert (6.0, 9.0, 18.0) in shown
+    bars = [tuple(path.vertices[:, 1]) for each in against_epochs.collections for path in each.get_paths()]
+    assert (values("ggn_recommended", 6)[0], values("ggn_recommended", 6)[-1]) in bars
+    seconds = [pytest.approx([1.5 * (1.4 + epochs - 1) for epochs in (6, 9, 18)])]
+    assert any(list(line.get_xdata()) in seconds for line in against_seconds.lines)
+    (test_losses,) = lengths.axes[1:]
+    last = [line.get_ydata()[-1] for line in test_losses.lines if len(line.get_ydata()) == 18]
+    assert values("ggn_recommended", 18, "test_loss")[2] in last
+    (axes,) = batch.axes
+    assert [line.get_xdata().tolist() for line in axes.lines[:2]] == [
+        [32, 64, 128, 256, 512, 1024],
+        [32, 128, 256, 512, 1024],
+    ]
+    with (pages.evidence.RESULTS / "evidence_sensitivity.csv").open(newline="") as file:
+        own = [row for row in csv.DictReader(file) if row["batch_size"] == "1024" and row["epoch"] == "6"]
+    mean = [float(row["val_loss"]) for row in own if row["damping_convention"] == "mean"]
+    assert axes.lines[0].get_ydata()[-1] == statistics.median(mean)
