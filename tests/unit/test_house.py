@@ -54,9 +54,12 @@ ONLY_IN = {
     "omegaconf": ("src/gramgn/app/", "src/hydra_plugins/", "scripts/", "train.py"),
     "wandb": ("src/gramgn/tracking/client.py",),
     "matplotlib": ("src/gramgn/figures/",),
-    "pandas": tuple(
-        f"src/gramgn/{room}/"
-        for room in ("records", "sweep", "tracking", "figures", "report", "data", "app", "theory")
+    "pandas": (
+        *(
+            f"src/gramgn/{room}/"
+            for room in ("records", "sweep", "tracking", "figures", "report", "data", "app", "theory")
+        ),
+        "scripts/results.py",  # names its types only
     ),
     "PIL": ("src/gramgn/data/", "src/gramgn/synthetic/", "scripts/"),
     "scipy": ("src/gramgn/theory/",),
