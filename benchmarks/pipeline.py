@@ -58,9 +58,9 @@ def overhead(given: argparse.Namespace, folder: Path) -> None:
     steps_s: list[float] = []
     take_step = Stepper.__call__
 
-    def timed(self: Stepper, inputs: Any, targets: Any) -> Any:
+    def timed(self: Stepper, inputs: Any, targets: Any, **options: Any) -> Any:
         start = time.perf_counter()
-        report = take_step(self, inputs, targets)
+        report = take_step(self, inputs, targets, **options)
         steps_s.append(time.perf_counter() - start)
         return report
 

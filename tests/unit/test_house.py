@@ -18,6 +18,7 @@ ROOT_MODULES = {
     "physics",
     "progress",
     "scheduler",
+    "world",
     "stopping",
     "workers",
 }

@@ -35,6 +35,7 @@ from gramgn.errors import ConfigError, InputError, JobFailedError
 from gramgn.progress import say
 from gramgn.scheduler import is_to_be_requeued, requeue
 from gramgn.stopping import StopRequested, raising_signals
+from gramgn.world import hush, world
 
 OTHER_LAUNCHER = (
     "this launcher would train all jobs of a sweep in one process, where one that fails ends the others. "
@@ -43,17 +44,28 @@ OTHER_LAUNCHER = (
 )
 
 
+# The `gramgn.training.Ranks` that this process does a run with, once they have met.
+_ranks: Any = None
 # The `gramgn.sweep.Sweep` that this process runs: Hydra creates the launcher and keeps it to itself.
 _sweeps: list[Any] = []
 
 
 def register_sweep(sweep: Any) -> None:
-    """Let `main` report on a `gramgn.sweep.Sweep` and close it when the command has ended."""
+    """Let `main` report on a `gramgn.sweep.Sweep` and close it when the command has ended.
+
+    Raises:
+        ConfigError: This process is one of several ranks.
+    """
+    if (mine := world()) is not None:
+        raise ConfigError(
+            f"a sweep starts its own processes, but this command was started on {mine.size} ranks: start it once, "
+            "without torchrun or srun, or start a single run on the ranks"
+        )
     _sweeps.append(sweep)
 
 
 def main(task: Callable[[], Any], root: Path) -> int:
-    """Run a `@hydra.main` function and return the process's exit code.
+    """Run a `@hydra.main` function and return the process's exit code; on several ranks, end the process with it.
 
     Args:
         task: The decorated function; it must call `run_job`.
@@ -67,6 +79,7 @@ def main(task: Callable[[], Any], root: Path) -> int:
     sys.argv[1:] = flags_first(sys.argv[1:])
 
     def checked() -> None:
+        hush(world())
         check_hydra_keys(sys.argv[1:])
         task()
 
@@ -77,12 +90,15 @@ def main(task: Callable[[], Any], root: Path) -> int:
         code = report_errors(checked)
         of_sweeps = report_errors(conclude)
     except SystemExit as end:  # the exit code of a single run
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        of_sweeps = 0
     finally:
         while _sweeps:
             _sweeps.pop().close()
     if is_to_be_requeued(code - 128):
         requeue()
+    if _ranks is not None:
+        _ranks.leave(code)
     return code or of_sweeps
 
 
@@ -148,36 +164,43 @@ def run_job(config: DictConfig) -> float | None:
         raise ConfigError(OTHER_LAUNCHER)
     from gramgn.app.job import train
     from gramgn.app.recording import outcome
+    from gramgn.training import join
 
+    global _ranks  # for `main`, to which Hydra does not return what a task returns
+    ranks = _ranks = join()
     folder = Path(hydra_config.runtime.output_dir)
     try:
-        choices = choices_of(hydra_config)
-        container = run_entries(plain(config))
-        overrides = [str(each) for each in hydra_config.overrides.task]
-        check_doubled(overrides)
-        check_hydra_keys(map(str, hydra_config.overrides.hydra), is_sweep=False)
-        if isinstance(resume := container.get("resume"), str):
-            job = resumed_job(container, overrides, run_folder("resume", resume).path)
-        elif (restarted := restarted_run(folder.parent, overrides)) is not None:
-            say(f"this job was started again: it continues the run in {shown(restarted)}")
-            job = resumed_job(container, [], restarted)
-        else:
-            job = Job(container, choices, overrides, folder)
-        record = train(job)
+        record = train(ranks.from_first(lambda: _single_job(config, hydra_config, folder)))
     except Exception as error:
-        if isinstance(error, InputError | JobFailedError):
-            say(f"error: {error}")
+        cause = ranks.explained(error)
+        if isinstance(cause, InputError | JobFailedError):
+            say(f"error: {cause}")
         else:  # a bug, ours or that of a user-defined class
-            traceback.print_exception(error)
-        sys.exit(outcome(error)[1])
+            traceback.print_exception(cause)
+        sys.exit(outcome(cause)[1])
     finally:
         # Hydra creates the folder, also of a job that is rejected before it begins.
-        if folder.is_dir() and not any(folder.iterdir()):
+        if ranks.is_first and folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
     if record["state"] == "diverged":
         sys.exit(3)
     best: float | None = (record.get("best") or {}).get("val_loss")
     return best
+
+
+def _single_job(config: DictConfig, hydra_config: Any, folder: Path) -> Job:
+    """Return the job of a command line: a new one, or that of a run to be resumed."""
+    choices = choices_of(hydra_config)
+    container = run_entries(plain(config))
+    overrides = [str(each) for each in hydra_config.overrides.task]
+    check_doubled(overrides)
+    check_hydra_keys(map(str, hydra_config.overrides.hydra), is_sweep=False)
+    if isinstance(resume := container.get("resume"), str):
+        return resumed_job(container, overrides, run_folder("resume", resume).path)
+    if (restarted := restarted_run(folder.parent, overrides)) is not None:
+        say(f"this job was started again: it continues the run in {shown(restarted)}")
+        return resumed_job(container, [], restarted)
+    return Job(container, choices, overrides, folder)
 
 
 def prepare_config(words: list[str]) -> dict[str, Any]:

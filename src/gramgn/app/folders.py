@@ -12,6 +12,7 @@ from typing import Any
 from gramgn.app.paths import absolute, repository, shown
 from gramgn.errors import ConfigError
 from gramgn.records import identifying, override_key, short_hash
+from gramgn.world import world
 
 LONGEST_NAME = 60
 SWEEPS = "outputs/sweeps"
@@ -20,9 +21,11 @@ SWEEPS = "outputs/sweeps"
 def run_dir(resume: str | None) -> str:
     """Return a new run's folder `outputs/runs/<UTC time>-<6 hex>`.
 
-    A resumed run has its folder already, so there Hydra is pointed at the repository, where it writes nothing.
+    A resumed run has its folder already, and rank 0 names that of all ranks, so there Hydra is pointed at the
+    repository, where it writes nothing.
     """
-    if resume is not None:
+    mine = world()
+    if resume is not None or (mine is not None and mine.rank > 0):
         return str(repository())
     return str(
         repository() / "outputs" / "runs" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

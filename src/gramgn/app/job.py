@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,22 +16,31 @@ from gramgn.app.build import build, build_dataset, target_class
 from gramgn.app.config import check_entries
 from gramgn.app.paths import shown
 from gramgn.app.plan import Job, run_folder, write_local_paths
-from gramgn.app.recording import MAY_LIE_THERE, Recording, dataset_record, first_record, optimizer_record
+from gramgn.app.recording import (
+    MAY_LIE_THERE,
+    Recording,
+    dataset_record,
+    first_record,
+    optimizer_record,
+    outcome,
+)
 from gramgn.app.trained import load_state
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
 from gramgn.optim import is_out_of_memory, kernels
 from gramgn.progress import say
-from gramgn.records import RunFolder, checkpoint_identity
+from gramgn.records import RunFolder, UnwrittenFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
 from gramgn.tracking import TrackingConfig
 from gramgn.training import (
+    ALONE,
     BEST,
     Augmentation,
     AugmentConfig,
     Clock,
     Diverged,
     Precision,
+    Ranks,
     Schedule,
     ScheduleConfig,
     TensorData,
@@ -40,6 +50,7 @@ from gramgn.training import (
     check_compile,
     choose_device,
     evaluation_mode,
+    join,
     load_weights,
     seed_everything,
     synchronize,
@@ -62,6 +73,7 @@ class Parts:
     augment: AugmentConfig
     tracking: TrackingConfig
     clock: Clock
+    ranks: Ranks
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -76,12 +88,19 @@ def train(job: Job) -> dict[str, Any]:
     """
     if job.stored is not None and _is_complete(job.stored, job.config):
         return job.stored
-    parts = build_parts(job)
-    folder = RunFolder(job.folder) if job.stored else RunFolder.create(job.folder, allowed=MAY_LIE_THERE)
+    ranks = join()
+    parts = build_parts(job, ranks)
+    if not ranks.is_first:
+        folder: RunFolder = UnwrittenFolder(job.folder)
+    elif job.stored:
+        folder = RunFolder(job.folder)
+    else:
+        folder = RunFolder.create(job.folder, allowed=MAY_LIE_THERE)
+    ranks.watch(partial(record_end, job.folder))
     with folder.lock():
-        if job.stored is None:
+        if job.stored is None and ranks.is_first:
             write_local_paths(job.config, folder.path)
-        record = first_record(job, parts.model, parts.optimizer, parts.device, parts.precision)
+        record = first_record(job, parts.model, parts.optimizer, parts.device, parts.precision, ranks.size)
         recording = Recording(folder, record, parts.clock)
         try:
             with parts.clock.part("startup"):
@@ -91,34 +110,41 @@ def train(job: Job) -> dict[str, Any]:
         except Diverged as error:
             return recording.close(error)
         except BaseException as error:
-            if job.stored is not None and recording.trainer is None and isinstance(error, InputError):
+            cause = ranks.explained(error)
+            if job.stored is not None and recording.trainer is None and isinstance(cause, InputError):
                 recording.withdraw(job.stored)  # rejected before it was resumed: the run is as it was
             else:
-                recording.close(error)
-            raise
+                recording.close(cause)
+            if cause is error:
+                raise
+            raise cause from error
         return recording.close(None)
 
 
-def build_parts(job: Job) -> Parts:
+def build_parts(job: Job, ranks: Ranks = ALONE) -> Parts:
     """Build and check everything that needs no data.
+
+    Args:
+        job: What to build.
+        ranks: The processes that do the run.
 
     Raises:
         InputError: A wrong key, value or combination, or missing raw data.
     """
     check_entries(job.config)
-    if (size := os.environ.get("WORLD_SIZE") or "1") != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={size}: training with several processes is not supported; unset WORLD_SIZE"
-        )
     config, tracking = TrainerConfig(**job.config["trainer"]), TrackingConfig(**job.config["tracking"])
     scheduled, augment = ScheduleConfig(**job.config["schedule"]), AugmentConfig(**job.config["augment"])
-    device = choose_device(config.device)
+    device = choose_device(ranks.device_name(config.device))
+    if device.type == "cuda" and ranks.size > 1:
+        torch.cuda.set_device(device)
     clock = Clock(partial(synchronize, device))
     with clock.part("startup"):
         precision = apply_settings(config)
         seed_everything(job.config["seed"])
         model = build("model", job.config["model"]).to(device, getattr(torch, config.dtype))
         section = job.config["optimizer"]
+        if ranks.size > 1:
+            model = _for_ranks(model, section, config, device, ranks)
         optimizer = _build_optimizer(section if job.stored is None else _on_this_machine(section), model)
         schedule = _schedule(scheduled, config, section, optimizer, job.stored)
         if config.compile:
@@ -130,7 +156,52 @@ def build_parts(job: Job) -> Parts:
         _probe(model, dataset, config, device)
         if job.config["init_from"] is not None and job.stored is None:
             warm_start(model, job.config["init_from"])
-    return Parts(dataset, model, optimizer, device, precision, config, schedule, augment, tracking, clock)
+    return Parts(
+        dataset, model, optimizer, device, precision, config, schedule, augment, tracking, clock, ranks
+    )
+
+
+def _for_ranks(
+    model: nn.Module,
+    section: Mapping[str, Any],
+    config: TrainerConfig,
+    device: torch.device,
+    ranks: Ranks,
+) -> nn.Module:
+    """Return the network for several ranks, where batch norm needs the statistics of the whole batch.
+
+    Raises:
+        ConfigError: What was chosen is another method there, or impossible.
+    """
+    if config.compile:
+        raise ConfigError(
+            f"trainer.compile=true is for one process, not for {ranks.size} ranks: set it to false"
+        )
+    target = target_class("optimizer", section)
+    if takes_model(target) and "process_group" not in inspect.signature(target).parameters:
+        raise ConfigError(
+            f"optimizer._target_={section['_target_']} is built from the network itself and takes no process_group, so "
+            f"that {ranks.size} ranks would each train a network of their own: start it in one process"
+        )
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return model
+    if device.type != "cuda":
+        raise ConfigError(
+            f"{type(model).__name__} has batch norm, which on {ranks.size} {device.type} ranks would take the "
+            "statistics of each rank's share instead of the batch's (SyncBatchNorm needs CUDA): that is another "
+            "method. Use one process, CUDA, or a network without it, such as model=resnet_gn"
+        )
+    synchronized: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return synchronized
+
+
+def record_end(folder: Path, error: BaseException) -> None:
+    """Record how a run ended on behalf of a process that is gone or hangs."""
+    state, _ = outcome(error)
+    run = RunFolder(folder)
+    if run.run_json.is_file() and run.read_run()["state"] == "running":
+        run.update_run(state=state, error={"type": type(error).__name__, "message": str(error)})
+        run.append_log(f"{state}: {error}")
 
 
 def warm_start(model: nn.Module, init_from: str) -> None:
@@ -204,6 +275,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
     """Load the data and build the loop, at the last checkpoint if the run is resumed."""
     config = parts.config
     loaded = parts.dataset.load(config.image_size)
+    parts.ranks.wait_for_all("data")
     before = ((job.stored or {}).get("dataset") or {}).get("manifest_sha256")
     if before is not None and before != loaded.manifest_sha256:
         raise DataError(
@@ -246,15 +318,17 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
         if parts.augment.used
         else None,
         observe=_observer(parts, data, recording),
+        ranks=parts.ranks,
     )
     if job.stored is not None:
-        _resume(trainer, job.stored)
+        _resume(trainer, job.stored, parts.ranks)
     recording.trainer = trainer
     if used := getattr(parts.optimizer, "kernels", None):
         before = filter(None, ((job.stored or {}).get("kernels") or "").split(" then "))
         recording.folder.update_run(kernels=" then ".join(dict.fromkeys([*before, used])))
     # Last: a run that is rejected above has no W&B run to be closed.
-    recording.start_mirror(parts.tracking)
+    if parts.ranks.is_first:
+        recording.start_mirror(parts.tracking)
     recording.reporter.say(_headline(job, parts, described, data))
     return trainer
 
@@ -299,7 +373,7 @@ def _is_complete(stored: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
     return True
 
 
-def _resume(trainer: Trainer, stored: Mapping[str, Any]) -> None:
+def _resume(trainer: Trainer, stored: Mapping[str, Any], ranks: Ranks) -> None:
     if trainer.resume(was_done=stored["state"] == "done"):
         position = trainer.position
         trainer.reporter.say(f"resuming after epoch {position.epoch}, step {position.step}")
@@ -315,6 +389,10 @@ def _resume(trainer: Trainer, stored: Mapping[str, Any]) -> None:
         trainer.reporter.say(
             f"note: {torch.get_num_threads()} threads now, {threads} before; sums may round differently"
         )
+    if (before := stored.get("ranks") or 1) != ranks.size:
+        trainer.reporter.say(
+            f"note: {counted(ranks.size, 'rank')} now, {before} before; sums round differently"
+        )
 
 
 def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: TensorData) -> str:
@@ -326,6 +404,8 @@ def _headline(job: Job, parts: Parts, described: Mapping[str, Any], data: Tensor
         f"{names} ({parameters:,} parameters) on {described['name']} [{described['kind']}, {shape}]: "
         f"{counts}; {parts.device}, {parts.config.dtype}, {counted(torch.get_num_threads(), 'thread')}"
     ]
+    if parts.ranks.size > 1:
+        lines[0] += f" on each of {parts.ranks.size} ranks"
     # Only an engine that may use kernels names them among its choices.
     used = getattr(parts.optimizer, "kernels", None)
     if used and "kernels" in getattr(parts.optimizer, "choices", {}):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import traceback
-from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch import nn
 from gramgn.app.paths import repository, shown
 from gramgn.app.plan import OUTPUT_FILE, Job, split_paths
 from gramgn.damping import alpha_from_sum, alpha_to_sum
-from gramgn.errors import InputError
+from gramgn.errors import InputError, JobFailedError
 from gramgn.progress import say
 from gramgn.records import (
+    LOG_FILE,
     RunFolder,
     git_state,
     idle_epochs_note,
@@ -25,18 +25,14 @@ from gramgn.records import (
     portable,
     processor_name,
     start_record,
-    write_atomic,
 )
 from gramgn.scheduler import job_id
 from gramgn.stopping import StopRequested
 from gramgn.tracking import TrackingConfig, WandbMirror
 from gramgn.training import Clock, Diverged, Precision, Reporter, Trainer
 
-LOG_FILE = "log.txt"
 # What may lie in a new run's folder: its process's output in a sweep, and leftovers of a start that was rejected.
 MAY_LIE_THERE = (OUTPUT_FILE, LOG_FILE, "wandb")
-RESERVE = ".reserve"
-RESERVE_BYTES = 64 * 1024
 
 
 class Recording:
@@ -52,19 +48,12 @@ class Recording:
 
     def __init__(self, folder: RunFolder, record: dict[str, Any], clock: Clock) -> None:
         self.folder, self.clock = folder, clock
-        self.reporter = Reporter(self.log, unit="")
+        self.reporter = Reporter(folder.append_log, unit="")
         self.trainer: Trainer | None = None
         self.mirror = WandbMirror(folder, record, None, TrackingConfig("none"))
-        self._reserve = folder.path / RESERVE
         with clock.part("startup"):
-            # Random, so that no file system compresses it away.
-            write_atomic(self._reserve, secrets.token_bytes(RESERVE_BYTES))
+            folder.reserve()
             folder.write_run(record)
-
-    def log(self, line: str) -> None:
-        """Append a line to the run's log file; on a full disk it is lost, and the records will report that."""
-        with suppress(OSError), (self.folder.path / LOG_FILE).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
     def start_mirror(self, tracking: TrackingConfig) -> None:
         """Open the W&B run of this job, or the same one again when it is resumed."""
@@ -75,7 +64,7 @@ class Recording:
 
     def withdraw(self, stored: dict[str, Any]) -> None:
         """Leave run.json as it was before this start."""
-        self._reserve.unlink(missing_ok=True)
+        self.folder.release()
         self.folder.write_run(stored)
 
     def close(self, error: BaseException | None) -> dict[str, Any]:
@@ -87,11 +76,15 @@ class Recording:
         state, exit_code = outcome(error)
         self.reporter.close()
         entry = None
-        self._reserve.unlink(missing_ok=True)
+        self.folder.release()
         if error is not None:
             entry = {"type": type(error).__name__, "message": portable(str(error), repository())}
-            is_bug = state == "failed" and not isinstance(error, InputError)
-            self.log("".join(traceback.format_exception(error)) if is_bug else f"{state}: {error}")
+            is_bug = state == "failed" and not isinstance(error, InputError | JobFailedError)
+            self.folder.append_log(
+                "".join(traceback.format_exception(error)) if is_bug else f"{state}: {error}"
+            )
+            if details := getattr(error, "details", ""):
+                self.folder.append_log(details)
         entries: dict[str, Any] = {"state": state, "error": entry, "time": self.clock.summary()}
         if self.trainer is not None and self.trainer.position.best.epoch:
             entries["best"] = vars(self.trainer.position.best).copy()
@@ -125,7 +118,12 @@ def outcome(error: BaseException | None) -> tuple[str, int]:
 
 
 def first_record(
-    job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, precision: Precision
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    precision: Precision,
+    num_ranks: int = 1,
 ) -> dict[str, Any]:
     """Return run.json as it is written before any work, so that even a killed run says what it was."""
     config, _ = split_paths(job.config)
@@ -156,6 +154,7 @@ def first_record(
             "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         },
         "threads": torch.get_num_threads(),
+        "ranks": num_ranks,
         "precision": asdict(precision),
         "starts": [*stored.get("starts", []), start],
         "resume_count": len(stored.get("starts", [])),

@@ -48,7 +48,7 @@ from gramgn.records.queries import (
     same_setting,
 )
 from gramgn.records.results import write_results
-from gramgn.records.run_folder import RunFolder, find_runs
+from gramgn.records.run_folder import LOG_FILE, RunFolder, find_runs
 from gramgn.records.schema import ENTRIES, WAITING
 from gramgn.records.sweep_folder import (
     LOCK_FILE,
@@ -60,6 +60,7 @@ from gramgn.records.sweep_folder import (
     varying,
 )
 from gramgn.records.table import runs
+from gramgn.records.unwritten import UnwrittenFolder
 
 __all__ = [
     "AVERAGE_COLUMNS",
@@ -68,6 +69,7 @@ __all__ = [
     "ENTRIES",
     "INTEGER_COLUMNS",
     "LOCK_FILE",
+    "LOG_FILE",
     "METRIC_COLUMNS",
     "METRIC_NAMES",
     "RESULT_COLUMNS",
@@ -79,6 +81,7 @@ __all__ = [
     "Row",
     "RunFolder",
     "SweepFolder",
+    "UnwrittenFolder",
     "Verdict",
     "at_end",
     "atomic_file",

@@ -150,6 +150,8 @@ def settings(record: Mapping[str, Any]) -> dict[str, Any]:
         found.pop("init_from", None)
     if (record.get("device") or {}).get("kind") == "cpu":
         found["threads"] = record.get("threads")
+    if (ranks := record.get("ranks") or 1) > 1:
+        found["ranks"] = ranks
     return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from gramgn.locks import is_locked, locked
 from gramgn.records.files import read_regular, write_atomic
 from gramgn.records.metrics import Row, columns_for, format_row, parse_metrics
 from gramgn.records.schema import FORMAT, STATES, check_record
+
+LOG_FILE = "log.txt"
+RESERVE_BYTES = 64 * 1024
 
 
 class RunFolder:
@@ -97,6 +101,24 @@ class RunFolder:
     @property
     def _lock_file(self) -> Path:
         return self.path / ".lock"
+
+    @property
+    def _reserve(self) -> Path:
+        return self.path / ".reserve"
+
+    def reserve(self) -> None:
+        """Take space on the disk for the last record, so that a disk that is full is recorded too."""
+        # Random, so that no file system compresses it away.
+        write_atomic(self._reserve, secrets.token_bytes(RESERVE_BYTES))
+
+    def release(self) -> None:
+        """Give that space back."""
+        self._reserve.unlink(missing_ok=True)
+
+    def append_log(self, line: str) -> None:
+        """Append a line to the run's log; on a full disk it is lost, and the records will report that."""
+        with suppress(OSError), (self.path / LOG_FILE).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
 
     def write_run(self, run: Mapping[str, Any]) -> None:
         """Replace `run.json` atomically.

@@ -56,6 +56,7 @@ ENTRIES: Mapping[str, type] = {
     "device.kind": str,
     "device.name": str,
     "threads": int,
+    "ranks": int,  # number of processes that trained together
     "kernels": str,  # the compiled kernels of the optimizer, or "off"; "avx512 then off" after such a resumption
     "engine": dict,  # what the optimizer's engine chose: see `GramGaussNewton.choices`
     "precision": dict,

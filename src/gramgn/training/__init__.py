@@ -20,11 +20,13 @@ from gramgn.training.device import (
 from gramgn.training.loop import Diverged, Trainer, evaluate
 from gramgn.training.modes import evaluation_mode
 from gramgn.training.muon import muon_with_adamw, split_for_muon
+from gramgn.training.ranks import ALONE, Ranks, join
 from gramgn.training.reporter import Reporter
 from gramgn.training.schedule import Schedule, ScheduleConfig
 from gramgn.training.steps import Stepper, check_compile, residuals, takes_model
 
 __all__ = [
+    "ALONE",
     "BEST",
     "LAST",
     "AugmentConfig",
@@ -34,6 +36,7 @@ __all__ = [
     "Diverged",
     "PeakMemory",
     "Precision",
+    "Ranks",
     "Reporter",
     "Scaling",
     "Schedule",
@@ -48,6 +51,7 @@ __all__ = [
     "epoch_order",
     "evaluate",
     "evaluation_mode",
+    "join",
     "load_weights",
     "muon_with_adamw",
     "read_checkpoint",

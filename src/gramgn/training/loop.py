@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from gramgn.training.data import TensorData
 from gramgn.training.device import PeakMemory, epoch_order, rng_state, set_rng_state
 from gramgn.training.meter import EpochMeter
 from gramgn.training.modes import evaluation_mode
+from gramgn.training.ranks import ALONE, Ranks
 from gramgn.training.reporter import Reporter
 from gramgn.training.schedule import Schedule
 from gramgn.training.steps import Stepper, residuals
@@ -69,7 +71,13 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, data: TensorData, split: str, *, batch_size: int, between: Callable[[], None]
+    model: nn.Module,
+    data: TensorData,
+    split: str,
+    *,
+    batch_size: int,
+    between: Callable[[], None],
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Evaluate `model` on a split, in evaluation mode and without gradients; the modes are restored.
 
@@ -78,16 +86,20 @@ def evaluate(
         data: The data set.
         split: `"train"`, `"val"` or `"test"`.
         batch_size: Number of samples per forward pass.
-        between: Called between batches; may raise to stop.
+        between: Called between batches, equally often on all ranks; may raise to stop.
+        ranks: The processes that evaluate, each its part of the split.
     """
     squared = absolute = 0.0
-    with evaluation_mode(model), torch.no_grad():
-        for start in range(0, data.size(split), batch_size):
-            residual = residuals(model, *data.batch(split, slice(start, start + batch_size)))
-            squared += float(residual.square().sum())
-            absolute += float(residual.abs().sum())
-            between()
     count = data.size(split)
+    begin, end, longest = ranks.span(count)
+    with evaluation_mode(model), torch.no_grad():
+        for start in range(begin, begin + longest, batch_size):
+            if start < end:
+                residual = residuals(model, *data.batch(split, slice(start, min(start + batch_size, end))))
+                squared += float(residual.square().sum())
+                absolute += float(residual.abs().sum())
+            between()
+    squared, absolute = ranks.sums(squared, absolute)
     return Evaluation(loss=squared / count, mae=absolute / count * data.scaling.target_std)
 
 
@@ -108,6 +120,7 @@ class Trainer:
         schedule: Sets the optimizer's values before each step; None leaves them alone.
         augment: Changes the training images; None leaves them alone.
         observe: Returns further columns of metrics.csv after a number of epochs, see `config.theory_every`.
+        ranks: The processes that train; each takes its share of every batch, and rank 0 writes.
 
     Raises:
         ConfigError: Every batch would be too small for the network, or the schedule does not fit the run's length.
@@ -129,7 +142,9 @@ class Trainer:
         schedule: Schedule | None = None,
         augment: Augmentation | None = None,
         observe: Callable[[int], Mapping[str, float | None]] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self._observe, self._schedule, self._augment = observe, schedule, augment
         self.model, self.optimizer, self.data, self.config = model, optimizer, data, config
         self.seed, self.folder, self.clock = seed, folder, clock
@@ -137,7 +152,7 @@ class Trainer:
         self._mirror, self.reporter = mirror, reporter
         self._checkpoints = Checkpoints(folder.checkpoint_dir, identity)
         self._memory = PeakMemory(data.device)
-        self._stepper = Stepper(model, optimizer, compile=config.compile)
+        self._stepper = Stepper(model, optimizer, compile=config.compile, ranks=ranks)
         self._batch_size = config.batch_size_for(data.size("train"))
         self._last_info: StepInfo | None = None
         if schedule is not None:
@@ -148,7 +163,7 @@ class Trainer:
             average = get_ema_multi_avg_fn(config.average_decay)
             self._average = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
         # One sample has no batch statistics; such a last batch is skipped and counted (G05).
-        self._least_batch = 2 if getattr(model, "batch_statistics", False) else 1
+        self._least_batch = max(2, ranks.size) if getattr(model, "batch_statistics", False) else 1
         if self._batch_size < self._least_batch:
             raise ConfigError(
                 f"trainer.batch_size={self._batch_size}: one sample has no batch statistics, so that "
@@ -165,6 +180,27 @@ class Trainer:
             InputError: No checkpoint fits the run, or metrics.csv lacks epochs before it; the records stay
                 unchanged.
         """
+        state = self._ranks.from_first(lambda: self._last_state(was_done=was_done))
+        if state is None:
+            self.folder.truncate_metrics(-1)
+            return False
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self._average is not None:
+                self._average.load_state_dict(state["average"])
+            self.clock.resume(state["clock"])
+            if self._ranks.is_first:
+                set_rng_state(state["rng"])
+            meter, best = EpochMeter(**state["meter"]), Best(**state["best"])
+            self.position = Position(state["epoch"], state["batch"], state["step"], meter, best)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"the checkpoint does not fit this run: {first_line(error)}") from error
+        self.folder.truncate_metrics(state["epoch"])
+        return True
+
+    def _last_state(self, *, was_done: bool) -> dict[str, Any] | None:
+        """Return the last loadable checkpoint if the records reach it, None if there is none yet."""
         state = self._checkpoints.load(self.reporter.say)
         recorded = {int(row["epoch"] or 0) for row in self.folder.read_metrics()}
         if state is None:
@@ -173,27 +209,14 @@ class Trainer:
                     f"{self.folder.metrics_csv} has {len(recorded)} epochs, but the checkpoints are gone from "
                     f"{self.folder.checkpoint_dir}: put them back, or start a new run"
                 )
-            self.folder.truncate_metrics(-1)
-            return False
+            return None
         lost = sorted(set(range(1, state["epoch"] + 1)) - recorded)
         if lost:
             raise InputError(
                 f"{self.folder.metrics_csv} lacks epoch {lost[0]}, which the checkpoint (epoch {state['epoch']}) "
                 "comes after: put the file back, or start a new run"
             )
-        try:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self._average is not None:
-                self._average.load_state_dict(state["average"])
-            self.clock.resume(state["clock"])
-            set_rng_state(state["rng"])
-            meter, best = EpochMeter(**state["meter"]), Best(**state["best"])
-            self.position = Position(state["epoch"], state["batch"], state["step"], meter, best)
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"the checkpoint does not fit this run: {first_line(error)}") from error
-        self.folder.truncate_metrics(state["epoch"])
-        return True
+        return state
 
     def fit(self, stop: StopFlag) -> None:
         """Train until `config.epochs` epochs are done.
@@ -207,6 +230,7 @@ class Trainer:
             InputError: The disk is full, or the network's outputs do not fit the targets.
         """
         self._begin_report()
+        self._ranks.seed(self.seed, self.position.step)
         if not self.model.training:
             self.reporter.say(
                 f"note: {type(self.model).__name__} was built in evaluation mode and is trained in it (no dropout, "
@@ -258,12 +282,13 @@ class Trainer:
             order = epoch_order(self.data.size("train"), seed=self.seed, epoch=epoch, order=config.order)
             batches = order.to(self.data.device).split(self._batch_size)
             for index in batches[position.batch :]:
-                stop.raise_if_set()
+                self._ranks.agree(stop)
                 if len(index) < self._least_batch:
                     position.meter.skipped_batches += 1
                 else:
                     self._step(index)
                 position.batch += 1
+            self._ranks.meet()
         with self.clock.part("log"):
             position.meter.close(self._last_info)
 
@@ -271,8 +296,9 @@ class Trainer:
         position, augment = self.position, self._augment
         if self._schedule is not None:
             self._schedule.apply(position.epoch, position.batch)
-        change = None if augment is None else lambda images: augment(images, index, position.epoch + 1)
-        report = self._stepper(*self.data.batch("train", index, change))
+        mine = self._ranks.share(index)
+        change = None if augment is None else lambda images: augment(images, mine, position.epoch + 1)
+        report = self._stepper(*self.data.batch("train", mine, change), num_samples=len(index))
         position.meter.add(report)
         position.step += 1
         self._last_info = report.info
@@ -349,19 +375,25 @@ class Trainer:
         return row
 
     def _add_evaluation(self, row: dict[str, Any], stop: StopFlag) -> None:
-        batch_size = self.config.eval_batch_size
+        batch_size, ranks = self.config.eval_batch_size, self._ranks
+
+        def measured(network: nn.Module, split: str) -> Evaluation:
+            between = partial(ranks.agree, stop)
+            return evaluate(network, self.data, split, batch_size=batch_size, between=between, ranks=ranks)
+
         for split in ("val", "test", "train") if self.config.eval_train else ("val", "test"):
-            result = evaluate(self.model, self.data, split, batch_size=batch_size, between=stop.raise_if_set)
+            result = measured(self.model, split)
             if split == "train":
                 row["train_eval_loss"] = result.loss
                 continue
             row |= {f"{split}_loss": result.loss, f"{split}_mae": result.mae}
             if self._average is not None:
-                network = self._average.module
-                result = evaluate(network, self.data, split, batch_size=batch_size, between=stop.raise_if_set)
+                result = measured(self._average.module, split)
                 row |= {f"average_{split}_loss": result.loss, f"average_{split}_mae": result.mae}
 
     def _save(self, *, is_best: bool) -> None:
+        if not self._ranks.is_first:
+            return
         position = self.position
         state = {
             "epoch": position.epoch,

@@ -14,6 +14,7 @@ from gramgn.errors import ConfigError, InputError, first_line
 from gramgn.optim import StepInfo
 from gramgn.training.device import rng_state, set_rng_state
 from gramgn.training.meter import StepReport
+from gramgn.training.ranks import ALONE, Ranks
 
 
 class NonFiniteLoss(Exception):  # noqa: N818 - a signal from the closure to the step, never seen outside
@@ -55,16 +56,28 @@ class Stepper:
         compile: Compile the network's forward and backward for the steps (G19). The network itself stays as it
             is, so that evaluation and `state_dict` see nothing of it. `check_compile` finds out beforehand
             whether that is possible.
+        ranks: The processes that train, each on its share of a batch. Gradients are averaged over them by
+            DistributedDataParallel; an optimizer of the residuals has its own way.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, compile: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        compile: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._ranks = ranks
         self._compile = compile
         self._wants_residuals = takes_model(type(optimizer))
         # dynamic=False: there are at most two shapes, the whole and the last batch, each faster for itself.
         compiled = compile and not self._wants_residuals
         self._network: Any = torch.compile(model, dynamic=False) if compiled else model
+        if not self._wants_residuals:
+            self._network = ranks.wrapped(self._network)
         self._captured: dict[torch.Size, Callable[[Tensor, Tensor], StepInfo]] = {}
 
     def prepare(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -93,15 +106,21 @@ class Stepper:
             buffer.copy_(before)
         set_rng_state(random)
 
-    def __call__(self, inputs: Tensor, targets: Tensor) -> StepReport:
+    def __call__(self, inputs: Tensor, targets: Tensor, *, num_samples: int | None = None) -> StepReport:
         """Take one step on inputs [b, ...] and targets [b].
+
+        Args:
+            inputs: Those of this rank, perhaps none.
+            targets: Likewise.
+            num_samples: Number of samples of all ranks; default b.
 
         Raises:
             ConfigError: An optimizer with `takes_model = True` does not return a `StepInfo`, or does not call the
                 closure.
         """
+        num_samples = len(targets) if num_samples is None else num_samples
         if not self._wants_residuals:
-            return self._gradient_step(inputs, targets)
+            return self._gradient_step(inputs, targets, num_samples)
         first: list[Tensor] = []
 
         def closure() -> Tensor:
@@ -115,7 +134,7 @@ class Stepper:
             info = captured(inputs, targets)
         else:
             step: Any = self.optimizer.step
-            info = step(closure)
+            info = step(closure if len(targets) else None)
             if not isinstance(info, StepInfo):
                 raise ConfigError(
                     f"{type(self.optimizer).__name__} has takes_model = True, so its step must return a "
@@ -127,20 +146,29 @@ class Stepper:
         residual = info.residual if info.residual.numel() else first[0]
         loss, absolute_error = float(info.loss), float(residual.abs().mean())
         finite = info.status != "non_finite" and math.isfinite(loss)
-        return StepReport(len(targets), loss, absolute_error, finite, info=info)
+        return StepReport(num_samples, loss, absolute_error, finite, info=info)
 
-    def _gradient_step(self, inputs: Tensor, targets: Tensor) -> StepReport:
+    def _gradient_step(self, inputs: Tensor, targets: Tensor, num_samples: int) -> StepReport:
         first: list[list[float]] = []
+        is_alone, weight = self._ranks.size == 1, 1.0
+        if not len(targets):  # all ranks must pass gradients on: those of a sample that does not count
+            inputs, targets, weight = inputs.new_zeros((1, *inputs.shape[1:])), targets.new_zeros(1), 0.0
 
         def closure() -> Tensor:
             self.optimizer.zero_grad()
             residual = residuals(self._network, inputs, targets)
-            loss = residual.square().mean()
+            # Gradients are averaged over ranks, which have different numbers of samples.
+            share = weight * self._ranks.size / num_samples
+            loss = residual.square().mean() if is_alone else residual.square().sum() * share
             loss.backward()
             gradients = [param.grad for param in self.model.parameters() if param.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients).to(loss)
             with torch.no_grad():  # one transfer for the three, so that the device is waited for once
-                seen = torch.stack((loss, residual.abs().mean(), norm)).tolist()
+                error = residual.abs().mean() if is_alone else residual.abs().sum() * share
+                seen = torch.stack((loss, error, norm)).tolist()
+            if not is_alone:
+                seen[:2] = [total / self._ranks.size for total in self._ranks.sums(*seen[:2])]
+                loss = loss.new_tensor(seen[0])
             first.append(seen)
             if not all(map(math.isfinite, seen)):
                 raise NonFiniteLoss
@@ -154,7 +182,7 @@ class Stepper:
             finite = False
         # An optimizer that calls the closure more than once (a line search) is reported by its first call.
         loss, absolute_error, grad_norm = first[0]
-        return StepReport(len(targets), loss, absolute_error, finite, grad_norm)
+        return StepReport(num_samples, loss, absolute_error, finite, grad_norm)
 
 
 def check_compile(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
