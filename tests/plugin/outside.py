@@ -116,3 +116,19 @@ class Zero(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(1).sum(dim=1) * self.weight
+
+
+class FailsOnRank(SlowSGD):
+    """Fails in the second step on one of several ranks."""
+
+    def __init__(
+        self, params: Any, lr: float = 0.05, momentum: float = 0.9, sleep_s: float = 0.1, rank: int = 1
+    ):
+        super().__init__(params, lr, momentum, sleep_s)
+        self.fails, self.num_steps = os.environ.get("RANK") == str(rank), 0
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.num_steps += 1
+        if self.fails and self.num_steps == 2:
+            raise ValueError("the plug-in's own mistake")
+        return super().step(closure)
