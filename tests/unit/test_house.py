@@ -18,9 +18,9 @@ ROOT_MODULES = {
     "physics",
     "progress",
     "scheduler",
-    "world",
     "stopping",
     "workers",
+    "world",
 }
 # Who may import whom (besides itself and the root modules). optim and models import torch and gramgn.damping alone.
 ALLOWED = {
