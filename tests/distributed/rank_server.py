@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ import hydra.utils  # noqa: F401
 import torch._dynamo  # noqa: F401
 
 from gramgn.app import train, train_command  # noqa: F401 - what a rank imports anyway
+from gramgn.training import Stepper
 
 
 def start(order: dict[str, Any]) -> int:
@@ -32,6 +34,8 @@ def start(order: dict[str, Any]) -> int:
         os.dup2(output, descriptor)
     if seconds := os.environ.get("TEST_TIMEOUT_S"):
         sys.modules["gramgn.training.ranks"].TIMEOUT_S = float(seconds)  # type: ignore[attr-defined]
+    if steps := os.environ.get("STOP_AFTER"):
+        stop_after(int(steps))
     try:
         code = train_command(order["words"], Path(order["root"]))
         sys.stderr.flush()
@@ -39,6 +43,19 @@ def start(order: dict[str, Any]) -> int:
         print(repr(error), file=sys.__stderr__, flush=True)
         code = 99
     os._exit(code)
+
+
+def stop_after(steps: int) -> None:
+    """Let the last rank get SIGTERM in its step of that number."""
+    call, taken = Stepper.__call__, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        taken.append(1)
+        if len(taken) == steps and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return call(*args, **kwargs)
+
+    Stepper.__call__ = counted  # type: ignore[method-assign]
 
 
 def wait(order: dict[str, Any]) -> int | None:

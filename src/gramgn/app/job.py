@@ -108,7 +108,7 @@ def train(job: Job) -> dict[str, Any]:
             with deferred_signals() as stop:
                 trainer.fit(stop)
         except Diverged as error:
-            return recording.close(error)
+            record = recording.close(error)
         except BaseException as error:
             cause = ranks.explained(error)
             if job.stored is not None and recording.trainer is None and isinstance(cause, InputError):
@@ -118,7 +118,10 @@ def train(job: Job) -> dict[str, Any]:
             if cause is error:
                 raise
             raise cause from error
-        return recording.close(None)
+        else:
+            record = recording.close(None)
+        ranks.done()
+        return record
 
 
 def build_parts(job: Job, ranks: Ranks = ALONE) -> Parts:

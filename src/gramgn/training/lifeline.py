@@ -99,11 +99,15 @@ class Lifeline:
         self.ends()
         self._send(asdict(verdict))
 
-    def leave(self) -> None:
-        """Wait until all ranks are done, rank 0 last, or have ended."""
+    def done(self) -> None:
+        """Declare that this rank's part of the run is done, so that its end is no failure."""
         self.ends()
         if self._rank:
             self._send({"how": DONE})
+
+    def leave(self) -> None:
+        """Wait until all ranks are done, rank 0 last, or have ended."""
+        self.done()
         with self._changed:
             self._changed.wait_for(lambda: self._ended >= set(self._peers))
         if not self._rank:

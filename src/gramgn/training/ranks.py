@@ -171,6 +171,7 @@ class Ranks:
     def _blamed(self, error: BaseException) -> Verdict | None:
         """Return how another rank caused an error; if it is our own, tell the others and return None."""
         if type(error) is StopRequested:  # all ranks have agreed on it
+            self.done()
             return None
         # Whoever waits for a rank that has ended sees a RuntimeError of torch, perhaps before we know of the end.
         is_exchange = isinstance(error, RuntimeError)
@@ -194,6 +195,11 @@ class Ranks:
     def _end_stuck(self, verdict: Verdict) -> None:
         if self.is_first or self._speaks_for_first(verdict):
             self._last_words(_as_error(verdict))
+
+    def done(self) -> None:
+        """Declare that this rank's part of the run is done: from here on its end is no failure of the run."""
+        if self._mine is not None:
+            self._lifeline.done()
 
     def leave(self, code: int) -> None:
         """End this process with an exit code once all ranks are done; a process alone returns."""
