@@ -134,7 +134,7 @@ def _matrix(
     """Draw panels of (metric, whether against seconds), one row each, with a column per comparison."""
     every = {curve.label: curve for comparison in columns.values() for curve in comparison.curves}
     styles: dict[str, LineStyle] = dict(zip(every, line_styles(list(every.values())), strict=True))
-    figure = Figure(figsize=(0.6 + 2.15 * len(columns), 0.8 + 1.9 * len(panels)))
+    figure = Figure(figsize=(max(3.4, 0.6 + 2.15 * len(columns)), 0.9 + 1.9 * len(panels)))
     grid = figure.subplots(len(panels), len(columns), squeeze=False)
     for place, comparison in enumerate(columns.values()):
         grid[0][place].set_title(comparison.title, fontsize=8, loc="left", pad=12)
@@ -153,7 +153,15 @@ def _matrix(
             axes.set_xlabel(name if is_ends or axes is grid[-1][place] else "")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     rows = pd.concat([comparison.rows for comparison in columns.values()])
-    title = note.format(seeds_of(list(every.values()))) + f"; on {device_name(rows)}, 1 thread"
+    title = note.format(seeds_of(list(every.values()))) + f"\non {device_name(rows)}, 1 thread"
     handles = [legend_handle(curve, styles[label]) for label, curve in every.items()]
-    explain(figure, handles, list(every), title, ncols=min(4, len(every)), title_fontsize=7, handlelength=3.2)
+    explain(
+        figure,
+        handles,
+        list(every),
+        title,
+        ncols=min(len(columns), len(every)),
+        title_fontsize=7,
+        handlelength=3.2,
+    )
     return figure
