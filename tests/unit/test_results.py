@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import statistics
 import sys
 from collections.abc import Iterator
@@ -15,34 +16,46 @@ from evidence_cases import script, write_block
 
 from gramgn.errors import InputError
 from gramgn.figures import house_style
-from gramgn.records import runs
+from gramgn.records import runs, write_results
 
 OURS = "GGN, recommended on ResNetGN"
 
 
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """Return scripts/evidence.py and scripts/results.py."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("evidence", "results"):
-        monkeypatch.setitem(sys.modules, name, None)
-    return script("evidence"), script("results")
+@pytest.fixture(scope="module")
+def modules() -> Iterator[tuple[ModuleType, ModuleType]]:
+    """Yield scripts/evidence.py and scripts/results.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        for name in ("evidence", "results"):
+            patch.setitem(sys.modules, name, None)
+        yield script("evidence"), script("results")
+
+
+def on_one_data_set(evidence: ModuleType, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let all blocks have one data set, for speed, and their files in a folder."""
+    blocks = {block: (("rsna_synthetic",), *others) for block, (_, *others) in evidence.BLOCKS.items()}
+    patch.setattr(evidence, "BLOCKS", blocks)
+    patch.setattr(evidence, "RESULTS", folder)
+
+
+@pytest.fixture(scope="module")
+def written(modules: tuple[ModuleType, ModuleType], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of made-up results."""
+    evidence, folder = modules[0], tmp_path_factory.mktemp("written")
+    with pytest.MonkeyPatch.context() as patch:
+        on_one_data_set(evidence, folder, patch)
+        for block in evidence.BLOCKS:
+            write_block(evidence, block)
+    return folder
 
 
 @pytest.fixture
 def pages(
-    modules: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    modules: tuple[ModuleType, ModuleType], written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> ModuleType:
-    """Return scripts/results.py on made-up results of one data set."""
+    """Return scripts/results.py on a copy of the made-up results."""
     evidence, results = modules
-    blocks = {
-        block: (("rsna_synthetic",) if count or block == "clock" else datasets, scale, count)
-        for block, (datasets, scale, count) in evidence.BLOCKS.items()
-    }
-    monkeypatch.setattr(evidence, "BLOCKS", blocks)
-    monkeypatch.setattr(evidence, "RESULTS", tmp_path)
-    for block in blocks:
-        write_block(evidence, block)
+    on_one_data_set(evidence, shutil.copytree(written, tmp_path / "results"), monkeypatch)
     return results
 
 
@@ -113,6 +126,27 @@ def test_verdicts_reach_the_page(pages: ModuleType) -> None:
         (line,) = re.findall(rf"^.*\| laptop \|.*{OURS}.*$", summary, re.MULTILINE)
         assert f"**{words}** (6 epochs" in line
         assert f"**{words}** (18 epochs" in line
+
+
+def test_a_diverged_seed_is_not_averaged_away(pages: ModuleType) -> None:
+    """It stays in the tables, decides against a method, and its budget has no point in the figure."""
+    path = pages.evidence.RESULTS / "evidence_final.csv"
+    write_block(pages.evidence, "final", ggn_recommended=0.5)
+    table = runs(path)
+    own = (table["optimizer"] == "ggn_recommended") & (table["epochs"] == 6) & (table["seed"] == 0)
+    table.loc[own, "state"] = "diverged"
+    write_results(table[~(own & (table["epoch"] > 4))], path)
+    found = pages.Evidence()
+    texts = pages.sections(found)
+    (line,) = re.findall(
+        rf"^\| {OURS} \| 6 \| 5 .*$", texts["details"].split("bone age, desk")[0], re.MULTILINE
+    )
+    assert line.count(" to diverged)") == 4
+    (line,) = re.findall(rf"^.*\| laptop \|.*{OURS}.*$", texts["summary"], re.MULTILINE)
+    assert "**even** (6 epochs" in line
+    with house_style():
+        figure = next(each for each in pages.drawings(found) if each.stem == "evidence-budgets-laptop").draw()
+    assert (9.0, 18.0) in {tuple(line.get_xdata()) for line in figure.axes[0].lines}
 
 
 def test_what_is_missing_is_named_and_left_out(pages: ModuleType) -> None:
