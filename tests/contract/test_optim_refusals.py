@@ -119,6 +119,10 @@ def test_compiled_and_wrapped_models() -> None:
         built(in_place)
     with pytest.raises(ValueError, match="DataParallel"):
         built(nn.DataParallel(network()))
+    sharded = network()
+    next(sharded.parameters()).placements = ()  # type: ignore[attr-defined]  # as of a DTensor
+    with pytest.raises(ValueError, match="pass the plain network, whole on each process"):
+        built(sharded)
 
 
 def test_autocast() -> None:

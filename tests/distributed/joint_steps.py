@@ -283,10 +283,26 @@ def differences(case: Case, info: StepInfo, expected: StepInfo, update: Tensor, 
     return found
 
 
-def compare(rank: int, names: Sequence[str] | None = None, steps: int = 3) -> dict[str, str]:
-    """Return what differs between steps of all ranks and of one process, by case."""
+def compare(
+    rank: int,
+    alone: Any,
+    names: Sequence[str] | None = None,
+    *,
+    steps: int = 3,
+    even: bool = False,
+    adapt: Callable[[GramGaussNewton, int], None] = lambda *_: None,
+) -> dict[str, str]:
+    """Return what differs between steps of all ranks and of one process, by case.
+
+    Args:
+        rank: The number of this rank.
+        alone: The group of this rank alone.
+        names: The names of the cases; None: all.
+        steps: The number of steps.
+        even: Whether all ranks have as many samples in all steps.
+        adapt: Changes the optimizer of all ranks before each step.
+    """
     size = dist.get_world_size()
-    alone = [dist.new_group([each]) for each in range(size)][rank]
     wrong = {}
     for number, case in enumerate(CASES):
         if names is not None and case.name not in names:
@@ -297,10 +313,11 @@ def compare(rank: int, names: Sequence[str] | None = None, steps: int = 3) -> di
         single = optimizer_of(case, model, process_group=alone)
         found: list[str] = []
         for step in range(steps):
-            counts = shares(number, size, step)
+            counts = [3] * size if even else shares(number, size, step)
             x, y = data(case, sum(counts), seed=step)
             here = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
             before, other_before = flat(own), flat(model)
+            adapt(together, step)
             info = take(case, together, own, x[here], y[here], [counts[rank]])
             found += unlike(info)
             if rank == 0:

@@ -29,19 +29,19 @@ def check_model(model: nn.Module) -> None:
             "per-sample Jacobians need the plain module: pass the network as it was before torch.compile, "
             "torch.jit or the wrapper. On several processes the optimizer itself exchanges what the step needs"
         )
-    check_whole(model)
+    check_not_sharded(model)
     check_batch_statistics(model)
 
 
-def check_whole(model: nn.Module) -> None:
+def check_not_sharded(model: nn.Module) -> None:
     """Reject networks of whose parameters this process holds a shard only."""
     for name, module in model.named_modules():
         sharded = type(module).__name__ == "FullyShardedDataParallel"
         if sharded or any(hasattr(param, "placements") for param in module.parameters(recurse=False)):
             raise ValueError(
-                f"the parameters of '{name or 'the model'}' are divided among processes (FSDP or DTensor), and the rows "
-                "of J need all of them: pass the plain network, whole on each process, without fully_shard, FSDP and "
-                "parallelize_module; the optimizer divides J itself"
+                f"the parameters of '{name or 'the model'}' are divided among processes (FSDP or DTensor), and the "
+                "rows of J need all of them: pass the plain network, whole on each process, without fully_shard, FSDP "
+                "and parallelize_module; the optimizer divides J itself"
             )
 
 
