@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.ranks import counted_bytes, step_bytes
 from gramgn.models import ResNetFixup
 from gramgn.optim import GramGaussNewton, LevenbergMarquardt, Stream
-from gramgn.optim.ranks import exchange, group, together
+from gramgn.optim.ranks import Exchange, JointLinearisation, Ranks
 
 CONV = next(case for case in CASES if case.name == "convolutions")
 PLAIN = CASES[0]
@@ -89,7 +90,7 @@ def errors(rank: int, _: Any) -> dict[str, Any]:
     with replaced(torch.linalg, "cholesky_ex", no_solution):
         found["solve"] = error_of(lambda: optimizer.step(closure))
     if last:
-        with replaced(exchange.Exchange, "add_factors", no_memory):
+        with replaced(Exchange, "add_factors", no_memory):
             found["exchange"] = error_of(lambda: optimizer.step(closure))
     else:
         found["exchange"] = error_of(lambda: optimizer.step(closure))
@@ -191,8 +192,8 @@ def other_layouts(rank: int, alone: Any) -> dict[str, str]:
 def wrong_programs(rank: int, alone: Any) -> dict[str, bool]:
     """Return which wrong programs the comparison of steps notices."""
     size = dist.get_world_size()
-    own_of = together.JointLinearisation.of
-    summed = group.Ranks.sum_on_first_
+    own_of = JointLinearisation.of
+    summed = Ranks.sum_on_first_
 
     def with_local_b(*args: Any) -> Any:
         joint = own_of(*args)
@@ -209,10 +210,10 @@ def wrong_programs(rank: int, alone: Any) -> dict[str, bool]:
         return block.rows.transpose(0, 1).flatten(1)
 
     programs: dict[str, tuple[Any, str, Any]] = {
-        "local b": (together.JointLinearisation, "of", with_local_b),
-        "mean of means": (together.JointLinearisation, "of", with_mean_of_means),
-        "R times G": (group.Ranks, "sum_on_first_", lambda self, tensor: summed(self, tensor).mul_(size)),
-        "layouts": (exchange, "_relaid", without_relaying),
+        "local b": (JointLinearisation, "of", with_local_b),
+        "mean of means": (JointLinearisation, "of", with_mean_of_means),
+        "R times G": (Ranks, "sum_on_first_", lambda self, tensor: summed(self, tensor).mul_(size)),
+        "layouts": (sys.modules[Exchange.__module__], "_relaid", without_relaying),
     }
     noticed = {}
     for name, (owner, attribute, wrong) in programs.items():

@@ -68,7 +68,7 @@ ONLY_IN = {
     "jinja2": ("src/gramgn/report/",),
 }
 # Parts of packages that others may import from by their own names.
-SEAMS = {"theory.rates", "optim.kernels", "optim.stream"}
+SEAMS = {"theory.rates", "optim.kernels", "optim.ranks", "optim.stream"}
 TORCH_ALONE = ("optim", "models")
 OF_TORCH_ALONE = ("gramgn.damping",)
 # Extras that make env does not install: packages that the step benchmark only compares with.

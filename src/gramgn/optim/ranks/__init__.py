@@ -8,7 +8,8 @@ Rank r has b_r of the b samples and n_r of the n rows. All ranks call the same c
 happens on one of them.
 """
 
+from gramgn.optim.ranks.exchange import Exchange
 from gramgn.optim.ranks.group import Ranks, find_ranks
-from gramgn.optim.ranks.together import start_together, step_together
+from gramgn.optim.ranks.together import JointLinearisation, start_together, step_together
 
-__all__ = ["Ranks", "find_ranks", "start_together", "step_together"]
+__all__ = ["Exchange", "JointLinearisation", "Ranks", "find_ranks", "start_together", "step_together"]
