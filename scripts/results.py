@@ -82,7 +82,7 @@ class Evidence:
         for block, (datasets, _, count) in evidence.BLOCKS.items():
             for dataset in datasets if count else ():
                 table = self.tables.get(block)
-                rows = runs() if table is None else table[table["dataset"] == dataset]
+                rows = runs() if table is None else planned_rows(table, block, dataset)
                 if (found := rows["run"].nunique()) == count:
                     self.whole[block, dataset] = with_seconds(rows, clock)
                 elif table is None:
@@ -97,6 +97,15 @@ class Evidence:
             for (block, dataset), rows in self.whole.items()
             if block in blocks
         }
+
+
+def planned_rows(table: pd.DataFrame, block: str, dataset: str) -> pd.DataFrame:
+    """Return the rows of a block that are in the plan, which may have changed since some were run."""
+    try:
+        keys = {evidence.key(words) for words in evidence.planned(block, dataset)}
+    except InputError:  # the plan follows from blocks that are not complete
+        keys = set()
+    return table[(table["dataset"] == dataset) & table["run"].map(evidence.digits).isin(keys)]
 
 
 def sections(found: Evidence) -> dict[str, str]:
@@ -143,7 +152,11 @@ def status(found: Evidence) -> str:
         ]
         rows.append([f"`{block}`", str(table["run"].nunique()), *own])
     text = tables.markdown(("block", "runs", "versions of the code", "processor", "kernels", "torch"), rows)
-    missing = f"\nNot complete, and left out below: {'; '.join(found.missing)}.\n" if found.missing else ""
+    missing = (
+        f"\nNot complete, or chosen by blocks that are not, and left out below: {'; '.join(found.missing)}.\n"
+        if found.missing
+        else ""
+    )
     clock = (
         "" if "clock" in found.tables else "\nNo seconds are measured yet: the block `clock` is missing.\n"
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
 import pytest
 from evidence_cases import script, write_block
 
@@ -119,6 +120,17 @@ def test_tables_hold_the_numbers_of_the_file(pages: ModuleType) -> None:
     assert f"{best:.3g}" in line
 
 
+def test_a_run_that_is_not_in_the_plan_counts_nowhere(pages: ModuleType) -> None:
+    """Such as one of a recipe that was changed afterwards."""
+    before = pages.sections(pages.Evidence())["summary"]
+    path = pages.evidence.RESULTS / "evidence_final.csv"
+    table = runs(path)
+    stray = table[table["run"] == table["run"].iloc[-1]]
+    stray = stray.assign(run=stray["run"].str[:-8] + "01234567", val_loss=stray["val_loss"] / 9)
+    write_results(pd.concat([table, stray]), path)
+    assert pages.sections(pages.Evidence())["summary"] == before
+
+
 def test_verdicts_reach_the_page(pages: ModuleType) -> None:
     for factor, words in ((0.5, "ahead"), (2, "behind")):
         write_block(pages.evidence, "final", ggn_recommended=factor)
@@ -152,6 +164,9 @@ def test_a_diverged_seed_is_not_averaged_away(pages: ModuleType) -> None:
 def test_what_is_missing_is_named_and_left_out(pages: ModuleType) -> None:
     for block in ("clock", "desk", "paper"):
         (pages.evidence.RESULTS / f"evidence_{block}.csv").unlink()
+    texts = pages.sections(pages.Evidence())
+    assert "its seconds are not measured" in texts["summary"]
+    assert "desk size" not in texts["details"]
     path = pages.evidence.RESULTS / "evidence_refine.csv"
     table = runs(path)
     last = table["run"].iloc[-1]
@@ -161,9 +176,9 @@ def test_what_is_missing_is_named_and_left_out(pages: ModuleType) -> None:
     assert "; `paper`; `desk`.\n" in texts["status"]
     assert "`refine` on `rsna_synthetic` (23 of 24 runs)" in texts["status"]
     assert "No seconds are measured yet" in texts["status"]
-    assert "desk size" not in texts["details"]
-    assert "its seconds are not measured" in texts["summary"]
+    assert "`final` on `rsna_synthetic` (0 of 65 runs)" in texts["status"]
     assert "not there yet" in texts["trials"]
+    assert "not there yet" in texts["summary"]
     for block in pages.evidence.BLOCKS:
         (pages.evidence.RESULTS / f"evidence_{block}.csv").unlink(missing_ok=True)
     texts = pages.sections(pages.Evidence())
