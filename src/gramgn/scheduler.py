@@ -57,7 +57,7 @@ def is_to_be_requeued(signum: int) -> bool:
 
     Slurm itself requeues only what it has to kill: not a job that ends when it is told to make way for another one.
     """
-    return signum in REQUEUE or (signum == signal.SIGTERM and _is_preempted())
+    return signum in REQUEUE or (signum == signal.SIGTERM and is_preempted())
 
 
 def requeue() -> bool:
@@ -98,7 +98,8 @@ def _slurm_job() -> str | None:
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
-def _is_preempted() -> bool:
+def is_preempted() -> bool:
+    """Return whether Slurm is stopping this job to make room for another one."""
     if (job := _slurm_job()) is None:
         return False
     command = ["scontrol", "--oneliner", "show", "job", job]

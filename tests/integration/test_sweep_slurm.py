@@ -41,21 +41,22 @@ def logs(house: House, name: str) -> str:
     return "\n".join(path.read_text() for path in [*folder.glob("slurm/*.out"), *folder.glob("*/output.log")])
 
 
-def begin(house: House, *words: str) -> subprocess.Popen[str]:
+def begin(house: House, *words: str, expect: str = "submitted") -> subprocess.Popen[str]:
     """Start a sweep and return when its jobs are in the queue."""
     process = house.start(*SLURM, *words, start_new_session=True)
     assert process.stderr is not None
     seen = ""
-    while "submitted" not in seen and "attached" not in seen:
+    while expect not in seen:
         line = process.stderr.readline()
         assert line, seen
         seen += line
     return process
 
 
-def test_attach_and_complete(house: House, call: Call) -> None:
+def test_attach_and_complete(house: House, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C leaves the jobs queued, the same command attaches, and the records are those of a local sweep."""
     words = (*SLOW, "optimizer.sleep_s=0.05", "trainer.epochs=2", "seed=0,1,2")
+    slurm("scontrol", "update", "nodename=n1", "state=drain", "reason=test")  # a job can wait for its node
     process = begin(house, "name=there", *words)
     code, err = end(process, signal.SIGINT, group=True)
     assert code == 130, err
@@ -66,14 +67,16 @@ def test_attach_and_complete(house: House, call: Call) -> None:
     )
     assert sorted(jobs.values()) == [f"{array}_{index}" for index in range(3)]
     (status,) = json.loads(house.script("scripts/sweep_status.py", "there", "--json").stdout)
-    assert set(status["states"]) <= {"waiting", "running"}
-    assert {each["slurm"].split()[0] for each in status["cells"]} == set(jobs.values())
+    assert status["states"] == {"waiting": 3}
+    assert {each["slurm"] for each in status["cells"]} == {f"{job} PENDING" for job in jobs.values()}
     assert not status["active"]
-    again = house.run(*SLURM, "name=there", *words)
-    assert again.returncode == 0, again.stderr + logs(house, "there")
-    assert "attached to 3 jobs in Slurm's queue" in again.stderr
-    assert "submitted" not in again.stderr
-    assert "3 jobs in outputs/sweeps/there: 3 done" in again.stderr
+    assert call("name=there", *words, multirun=True) == 2
+    assert "in Slurm's queue: watch them with hydra/launcher=slurm" in capsys.readouterr().err
+    process = begin(house, "name=there", *words, expect="attached to 3 jobs in Slurm's queue")
+    slurm("scontrol", "update", "nodename=n1", "state=resume")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err + logs(house, "there")
+    assert "3 jobs in outputs/sweeps/there: 3 done" in err
     assert jobs_of(house, "there") == jobs
     once_more = house.run(*SLURM, "name=there", *words)
     assert (once_more.returncode, "kept: 3 of 3 jobs" in once_more.stderr) == (0, True)
@@ -130,6 +133,20 @@ def test_killed_jobs_are_reported(house: House) -> None:
     assert again.returncode == 0, again.stderr + logs(house, "killed")
     assert states(house, "killed") == ["done", "done"]
     assert [read_run(folder)["resume_count"] for folder in folders] == [1, 1]
+
+
+def test_a_time_limit_before_the_first_step(house: House) -> None:
+    """Such a job would be started for ever: it ends, and says what to change."""
+    process = begin(house, "name=late", *SLOW, "seed=0")
+    folder = sweep_of(house, "late").path
+    until(lambda: any(folder.glob("*/output.log")), process)
+    time.sleep(0.5)
+    (job,) = jobs_of(house, "late").values()
+    slurm("scancel", "--signal=USR2", job)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "stopped by SIGUSR2 before it could save anything: raise hydra.launcher.time" in err, err
+    assert states(house, "late") == ["interrupted"]
 
 
 def test_what_slurm_rejects(house: House) -> None:

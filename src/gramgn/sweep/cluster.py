@@ -223,8 +223,8 @@ class SlurmPool:
         try:
             return job.result()
         except Exception as error:  # it could not even begin, e.g. because the node does not see gramgn
-            lines = str(error).partition("\n-----")[2].partition("\n-----")[0].split("\n")
-            message = f"Slurm job {name} could not begin: {lines[-1] or first_line(error)}"
+            trace = str(error).rpartition("\n-----")[0].strip()
+            message = f"Slurm job {name} could not begin: {trace.rpartition(chr(10))[2] or first_line(error)}"
             return {"state": "failed", "exit_code": 1, "message": message, "val_loss": None}
 
 

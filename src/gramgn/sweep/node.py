@@ -12,8 +12,8 @@ from typing import Any
 
 from gramgn.app import OUTPUT_FILE, one_line_warning, set_repository
 from gramgn.errors import InputError
-from gramgn.scheduler import is_to_be_requeued, requeue
-from gramgn.stopping import StopRequested, raising_signals
+from gramgn.scheduler import is_preempted, is_to_be_requeued, requeue
+from gramgn.stopping import StopAtOnce, StopRequested, raising_signals
 from gramgn.sweep.job import WITHHELD, ended_by, run, write_to
 from gramgn.sweep.review import Cell, review
 
@@ -39,16 +39,16 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
     warnings.formatwarning = one_line_warning
     job = submitit.JobEnvironment()
     is_first = job.global_rank == 0
-    if is_first:
-        job.paths.result_pickle.unlink(missing_ok=True)
-        write_to(
-            cell.folder / OUTPUT_FILE,
-            f"Slurm job {job.job_id} on {job.hostname}: {' '.join(cell.job.overrides)}",
-        )
     # Ends the process once submitit has written the result: gloo may crash when an interpreter that used it ends.
     atexit.register(_leave)
     try:
         with raising_signals():
+            if is_first:
+                job.paths.result_pickle.unlink(missing_ok=True)
+                write_to(
+                    cell.folder / OUTPUT_FILE,
+                    f"Slurm job {job.job_id} on {job.hostname}: {' '.join(cell.job.overrides)}",
+                )
             if threads is not None:
                 import torch
 
@@ -58,9 +58,15 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
                 raise InputError(cell.reason)
             return run(cell, {})
     except BaseException as error:
-        if is_first and isinstance(error, StopRequested) and is_to_be_requeued(error.signum) and requeue():
+        is_signalled = isinstance(error, StopRequested) and is_to_be_requeued(error.signum)
+        # A job that cannot even begin to train before its time limit would be started for ever.
+        is_in_vain = isinstance(error, StopAtOnce) and not is_preempted()
+        if is_first and is_signalled and not is_in_vain and requeue():
             _leave()
-        return ended_by(error)
+        result = ended_by(error)
+        if is_signalled and is_in_vain:
+            result["message"] += " before it could save anything: raise hydra.launcher.time or signal_s"
+        return result
 
 
 def _leave() -> None:

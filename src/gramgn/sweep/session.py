@@ -27,6 +27,7 @@ from gramgn.records import (
     varying,
     versions,
 )
+from gramgn.scheduler import is_live, job_states
 from gramgn.stopping import deferred_signals
 from gramgn.sweep.axes import axes_of, grid_text
 from gramgn.sweep.cluster import SlurmPool
@@ -112,6 +113,7 @@ class Sweep:
             say(f"kept: {len(kept)} of {counted(len(cells), 'job')}, finished already")
         if note := mixed_code(cells, self._git):
             say(note)
+        self._check_queue(cells)
         problems = self._problems(cells)
         if is_first and problems:
             self._reject(cells, problems)
@@ -175,6 +177,23 @@ class Sweep:
         end = time.monotonic() + GRACE_S + 5
         while time.monotonic() < end and any(map(is_locked, self.folder.path.glob("*/.lock"))):
             time.sleep(0.1)
+
+    def _check_queue(self, cells: Sequence[Cell]) -> None:
+        """Reject to run here what is in Slurm's queue.
+
+        Raises:
+            InputError: One of the jobs is there.
+        """
+        submitted = {cell.slurm_job for cell in cells if cell.is_open and cell.slurm_job}
+        if isinstance(self._pool, SlurmPool) or not submitted:
+            return
+        if queued := [
+            job for job, state in (job_states() or {}).items() if job in submitted and is_live(state)
+        ]:
+            raise InputError(
+                f"{counted(len(queued), 'job')} of {shown(self.folder.path)} in Slurm's queue: watch them with "
+                f"hydra/launcher=slurm, or cancel them first: scancel {' '.join(queued)}"
+            )
 
     def _problems(self, cells: Sequence[Cell]) -> dict[str, str]:
         """Return why jobs cannot be run, by folder: another configuration is there, or theirs is faulty."""
