@@ -13,7 +13,7 @@ from typing import Any
 from gramgn.app import OUTPUT_FILE, one_line_warning, set_repository
 from gramgn.errors import InputError
 from gramgn.scheduler import is_preempted, is_to_be_requeued, requeue
-from gramgn.stopping import StopAtOnce, StopRequested, raising_signals
+from gramgn.stopping import StopAtOnce, StopRequested, deferred_signals, raising_signals
 from gramgn.sweep.job import WITHHELD, ended_by, run, write_to
 from gramgn.sweep.review import Cell, review
 
@@ -49,9 +49,13 @@ def work(cell: Cell, root: Path, threads: int | None) -> dict[str, Any]:
                     cell.folder / OUTPUT_FILE,
                     f"Slurm job {job.job_id} on {job.hostname}: {' '.join(cell.job.overrides)}",
                 )
-            if threads is not None:
+            with deferred_signals() as stop:  # torch crashes if importing it is interrupted
                 import torch
 
+                import gramgn.sweep.preload  # noqa: F401
+            if stop.signum is not None:
+                raise StopAtOnce(stop.signum)
+            if threads is not None:
                 torch.set_num_threads(threads)
             cell = review(cell)
             if cell.action == "reject":
