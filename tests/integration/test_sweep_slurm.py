@@ -8,9 +8,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from house import Call, House, losses, read_run
+from house import Call, House, losses, num_rows, read_run
 from one_node import missing, one_node, slurm
 from sweeps import MULTI, SLOW, cell, end, processes_in, states, sweep_of, until, wait_for_epoch
 
@@ -39,6 +40,19 @@ def logs(house: House, name: str) -> str:
     """Return what nodes wrote, for a test that fails."""
     folder = sweep_of(house, name).path
     return "\n".join(path.read_text() for path in [*folder.glob("slurm/*.out"), *folder.glob("*/output.log")])
+
+
+def ranks_of_jobs() -> list[int]:
+    """Return the processes of all ranks of all jobs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if b"submitit.core._submit" in words and b"srun" not in words:
+            found.append(int(entry.name))
+    return found
 
 
 def begin(house: House, *words: str, expect: str = "submitted") -> subprocess.Popen[str]:
@@ -133,6 +147,26 @@ def test_killed_jobs_are_reported(house: House) -> None:
     assert again.returncode == 0, again.stderr + logs(house, "killed")
     assert states(house, "killed") == ["done", "done"]
     assert [read_run(folder)["resume_count"] for folder in folders] == [1, 1]
+
+
+def test_several_ranks_per_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run folder; a rank that is killed is named, and the same command completes the job."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    words = ("name=ranks", *SLOW, "optimizer.sleep_s=0.3", "trainer.epochs=4", "hydra.launcher.ranks=2")
+    process = begin(house, *words)
+    until(lambda: num_rows(house) > 0, process)
+    (folder,) = house.runs()
+    (second,) = (each for each in ranks_of_jobs() if each not in processes_in(folder))
+    os.kill(second, signal.SIGKILL)
+    start = time.monotonic()
+    _, err = process.communicate(timeout=120)
+    assert time.monotonic() - start < 30
+    assert process.returncode == 1
+    assert "rank 1 ended without a word" in err, err + logs(house, "ranks")
+    assert read_run(folder)["state"] == "failed"
+    again = house.run(*SLURM, *words)
+    assert again.returncode == 0, again.stderr + logs(house, "ranks")
+    assert (len(house.runs()), read_run(folder)["resume_count"], read_run(folder)["ranks"]) == (1, 1, 2)
 
 
 def test_a_time_limit_before_the_first_step(house: House) -> None:

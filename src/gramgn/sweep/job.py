@@ -83,10 +83,14 @@ def perform(task: Task, sender: Connection) -> None:
 def run(cell: Cell, git: dict[str, Any]) -> dict[str, Any]:
     """Run a job, unless it is finished, and return its state, exit code, message and best validation loss."""
     from gramgn.app import train
+    from gramgn.training import join
 
-    if cell.action == "restart":
-        _clear(RunFolder(cell.folder))
-    record = train(_job(cell, git)) if cell.is_open else dict(cell.record or {})
+    def job() -> Job:
+        if cell.action == "restart":
+            _clear(RunFolder(cell.folder))
+        return _job(cell, git)
+
+    record = train(join().from_first(job)) if cell.is_open else dict(cell.record or {})
     diverged = record["state"] == "diverged"
     return {
         "state": record["state"],
