@@ -115,10 +115,9 @@ def test_requeued_jobs_resume_their_folders(house: House) -> None:
     slurm("scancel", "--signal=USR2", job)
     until(lambda: read_run(last)["state"] == "interrupted", process)
     assert "SIGUSR2" in read_run(last)["error"]["message"]
-    assert read_run(first)["state"] == "running"  # the number of the last job is also that of the array
     until(lambda: len(read_run(last)["starts"]) == 2 and read_run(last)["state"] == "running", process)
     assert cell(house, "seed=1", "requeued").state == "running"
-    assert len(read_run(first)["starts"]) == 1
+    assert len(read_run(first)["starts"]) == 1  # the number of the last job is also that of the array
     slurm("sbatch", "--partition=high", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1")
     _out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err + logs(house, "requeued")
@@ -132,21 +131,22 @@ def test_killed_jobs_are_reported(house: House) -> None:
     """By kill -9 and by scancel, within 30 s; the same command then completes them."""
     words = ("name=killed", *SLOW, "optimizer.sleep_s=0.3", "trainer.epochs=4", "seed=0,1")
     process = begin(house, *words)
-    folders = [wait_for_epoch(house, f"seed={seed}", 1, process) for seed in (0, 1)]
-    for child in processes_in(folders[0]):
+    killed = wait_for_epoch(house, "seed=0", 1, process)
+    for child in processes_in(killed):
         os.kill(child, signal.SIGKILL)
-    slurm("scancel", jobs_of(house, "killed")[folders[1].name])
+    cancelled = wait_for_epoch(house, "seed=1", 1, process)
+    slurm("scancel", jobs_of(house, "killed")[cancelled.name])
     start = time.monotonic()
     _, err = process.communicate(timeout=120)
     assert time.monotonic() - start < 30
     assert process.returncode == 1
     assert states(house, "killed") == ["failed", "interrupted"]
     assert "ended as FAILED without a result" in err
-    assert read_run(folders[0])["error"]["type"] == "Killed"
+    assert read_run(killed)["error"]["type"] == "Killed"
     again = house.run(*SLURM, *words)
     assert again.returncode == 0, again.stderr + logs(house, "killed")
     assert states(house, "killed") == ["done", "done"]
-    assert [read_run(folder)["resume_count"] for folder in folders] == [1, 1]
+    assert [read_run(folder)["resume_count"] for folder in (killed, cancelled)] == [1, 1]
 
 
 def test_several_ranks_per_job(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
