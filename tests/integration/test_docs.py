@@ -258,6 +258,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "make demo": small_demo,
     "make paper": chain_listed,
     "python scripts/theory.py": helped,
+    "python scripts/first_epochs": helped,
     "python train.py sweep=lambda_alpha": composed,
     "python train.py -m hydra/launcher=slurm": without_cluster,
     "make ": plan_of_make,
