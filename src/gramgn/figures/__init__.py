@@ -21,6 +21,7 @@ from gramgn.figures.claims import (
 )
 from gramgn.figures.curves import Comparison, Curve, run_label
 from gramgn.figures.drawing import THEORY, Drawing
+from gramgn.figures.first_epochs import draw_first_epochs, rows_by_seed
 from gramgn.figures.grid import Grid, GridCell, make_grid
 from gramgn.figures.heatmap import draw_grid
 from gramgn.figures.panels import PANELS, FigureSet, Panel, figure_sets
@@ -48,6 +49,7 @@ __all__ = [
     "claims_table",
     "claims_text",
     "draw_budgets",
+    "draw_first_epochs",
     "draw_grid",
     "draw_lengths",
     "draw_study",
@@ -59,6 +61,7 @@ __all__ = [
     "ratio_at_common_end",
     "read_runs",
     "read_table",
+    "rows_by_seed",
     "run_label",
     "speed",
     "summary_table",
