@@ -27,6 +27,7 @@ class World:
         port: Where the processes meet on that host.
         attempt: How often all of them were started before.
         is_met: Whether the launcher itself keeps the meeting point; otherwise rank 0 does.
+        is_local: Whether all of them are on one machine.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class World:
     port: int
     attempt: int
     is_met: bool
+    is_local: bool
 
 
 def world(environment: Mapping[str, str] = os.environ) -> World | None:
@@ -55,23 +57,25 @@ def world(environment: Mapping[str, str] = os.environ) -> World | None:
         rank, size, local_rank = (int(environment[name]) for name in names[:3])
         address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         is_met = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return World(rank, size, local_rank, address, port, attempt, is_met)
+        is_local = int(environment.get("LOCAL_WORLD_SIZE") or 0) == size
+        return World(rank, size, local_rank, address, port, attempt, is_met, is_local)
     # Not SLURM_NTASKS, which a batch script has as well: there, without srun, a process is alone.
     size = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if size == 1:
         return None
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    is_one_node = environment.get("SLURM_STEP_NUM_NODES", "1") == "1"
+    is_local = environment.get("SLURM_STEP_NUM_NODES", "1") == "1"
     job, step = int(environment.get("SLURM_JOB_ID") or 0), int(environment.get("SLURM_STEP_ID") or 0)
     return World(
         rank=int(environment["SLURM_PROCID"]),
         size=size,
         local_rank=int(environment["SLURM_LOCALID"]),
-        address=environment.get("MASTER_ADDR") or ("127.0.0.1" if is_one_node else first_node(nodes)),
+        address=environment.get("MASTER_ADDR") or ("127.0.0.1" if is_local else first_node(nodes)),
         # Steps of one job, and jobs of one node, follow one another in number.
         port=int(environment.get("MASTER_PORT") or FIRST_PORT + (7 * job + step) % NUM_PORTS),
         attempt=attempt,
         is_met=False,
+        is_local=is_local,
     )
 
 

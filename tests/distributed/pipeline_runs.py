@@ -54,7 +54,12 @@ class Started:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         several = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        several |= {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(PLUGIN), "HOME": str(house.root)}
+        several |= {
+            "LOCAL_WORLD_SIZE": str(size),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(PLUGIN),
+            "HOME": str(house.root),
+        }
         self.pids = [
             server.ask(
                 words=[*BLOBS, *words],

@@ -101,6 +101,16 @@ def test_the_mistake_of_one_rank_is_reported_by_the_first(launch: Launch, house:
     assert "Traceback" in (folder / "log.txt").read_text()
 
 
+def test_data_that_one_rank_lacks(launch: Launch, house: House) -> None:
+    """The others wait for it without a limit, as they would while it prepares them, but not once it has failed."""
+    started = launch(2, *SAMPLES, "model=tiny", "optimizer=sgd", "dataset.bad=rank")
+    assert started.codes(30) == [1, 2], started.text()
+    (folder,) = house.runs()
+    assert read_run(folder)["state"] == "failed"
+    assert read_run(folder)["error"]["message"] == "rank 1 failed: these files are not on this machine"
+    assert started.text().count("rank 1 failed") == 1
+
+
 def test_a_stopped_rank_is_named_at_the_timeout(launch: Launch, house: House) -> None:
     """SIGSTOP, as a machine that no longer answers."""
     started = launch(3, *SLOW, "optimizer.sleep_s=0.05", TEST_TIMEOUT_S="3")

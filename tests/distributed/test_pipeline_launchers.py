@@ -137,10 +137,10 @@ SRUN = {
 
 def test_the_environment_of_srun() -> None:
     mine = world(SRUN)
-    assert mine == World(3, 4, 1, "gpu03", 28_638, 0, False)
-    assert world(SRUN | {"SLURM_STEP_NUM_NODES": "1"}) == World(3, 4, 1, "127.0.0.1", 28_638, 0, False)
+    assert mine == World(3, 4, 1, "gpu03", 28_638, 0, False, False)
+    assert world(SRUN | {"SLURM_STEP_NUM_NODES": "1"}) == World(3, 4, 1, "127.0.0.1", 28_638, 0, False, True)
     again = world(SRUN | {"MASTER_ADDR": "host", "MASTER_PORT": "29500", "SLURM_RESTART_COUNT": "2"})
-    assert again == World(3, 4, 1, "host", 29_500, 2, False)
+    assert again == World(3, 4, 1, "host", 29_500, 2, False, False)
     nodes = {"n1": "n1", "n[1,3]": "n1", "a-[07-09]-x,b": "a-07-x", "login,n[1-2]": "login"}
     for written, first in nodes.items():
         found = world(SRUN | {"SLURM_STEP_NODELIST": written})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gramgn.data import RegressionData
+from gramgn.errors import DataError
 
 
 class Blobs:
@@ -43,6 +44,8 @@ class Blobs:
             targets[:] = 7.0
         if self.bad == "crash":
             raise RuntimeError("the plug-in's own mistake")
+        if self.bad == "rank" and os.environ.get("RANK") == "1":
+            raise DataError("these files are not on this machine")
         if self.bad == "memory":
             raise MemoryError(f"{len(np.zeros(1 << 24))} numbers and no room for more")
         if self.bad == "abort":

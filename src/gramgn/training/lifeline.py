@@ -63,14 +63,14 @@ class Lifeline:
         rank: Number of this process.
         size: Number of processes.
         store: The key-value store of all ranks.
-        address: Host of rank 0.
+        address: Host of rank 0; None if all ranks are on this machine.
         timeout_s: Seconds that the others have to appear.
 
     Attributes:
         last_words: Called with the verdict before this process is ended.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, *, address: str, timeout_s: float) -> None:
+    def __init__(self, rank: int, size: int, store: Store, *, address: str | None, timeout_s: float) -> None:
         self.last_words: Callable[[Verdict], None] = lambda verdict: None
         self._rank = rank
         self._verdict: Verdict | None = None
@@ -172,13 +172,14 @@ class Lifeline:
                 os._exit(128 + verdict.signum if verdict.signum else 1)
 
 
-def _accept(size: int, store: Store, address: str, timeout_s: float) -> dict[int, socket.socket]:
+def _accept(size: int, store: Store, address: str | None, timeout_s: float) -> dict[int, socket.socket]:
     """Return the connections of rank 0, by rank. Whoever does not know the token is not one of us."""
     token = secrets.token_hex(16)
     peers: dict[int, socket.socket] = {}
-    with socket.create_server((address, 0), backlog=size) as server:
+    with socket.create_server(("127.0.0.1" if address is None else "", 0), backlog=size) as server:
         server.settimeout(timeout_s)
-        store.set("lifeline", json.dumps([*server.getsockname()[:2], token]))
+        host, port = address or "127.0.0.1", server.getsockname()[1]
+        store.set("lifeline", json.dumps([host, port, token]))
         while len(peers) < size - 1:
             try:
                 connection, _ = server.accept()

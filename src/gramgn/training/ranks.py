@@ -67,9 +67,8 @@ class Ranks:
         if mine is not None:
             _end_with_launcher()
             self._store = _meet(mine)
-            self._lifeline = Lifeline(
-                mine.rank, mine.size, self._store, address=mine.address, timeout_s=TIMEOUT_S
-            )
+            address = None if mine.is_local else mine.address
+            self._lifeline = Lifeline(mine.rank, mine.size, self._store, address=address, timeout_s=TIMEOUT_S)
             self._lifeline.last_words = self._end_stuck
 
     @property
@@ -165,7 +164,7 @@ class Ranks:
             verdict = self._blamed(error)
             self._cause = error if verdict is None else _as_error(verdict)
             if verdict is not None and self._speaks_for_first(verdict):
-                self._last_words(self._cause)
+                self._speak(self._cause)
         return self._cause
 
     def _blamed(self, error: BaseException) -> Verdict | None:
@@ -194,7 +193,11 @@ class Ranks:
 
     def _end_stuck(self, verdict: Verdict) -> None:
         if self.is_first or self._speaks_for_first(verdict):
-            self._last_words(_as_error(verdict))
+            self._speak(_as_error(verdict))
+
+    def _speak(self, error: BaseException) -> None:
+        print(f"error: {error}", file=sys.__stderr__, flush=True)
+        self._last_words(error)
 
     def done(self) -> None:
         """Declare that this rank's part of the run is done: from here on its end is no failure of the run."""
