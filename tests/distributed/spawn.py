@@ -58,8 +58,9 @@ def _rank(rank: int, size: int, store: Path, function: Callable[..., Any], args:
     except BaseException:
         result = ("error", traceback.format_exc())
     path = store.with_name(f"{store.name}.{rank}")
-    path.with_suffix(".tmp").write_bytes(pickle.dumps(result))
-    path.with_suffix(".tmp").rename(path)
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(pickle.dumps(result))
+    part.rename(path)
     if result[0] == "result":
         dist.barrier()
     # Without destructors, in which gloo may crash.
