@@ -15,7 +15,7 @@ import torch
 from gramgn.optim.gram import Engine
 from gramgn.optim.graph import LoopEngine, RowsEngine
 from gramgn.optim.kernels import CHOICES, choose
-from gramgn.optim.settings import check_choice, check_flag, check_keys, check_whole
+from gramgn.optim.settings import check_choice, check_keys, check_whole
 from gramgn.optim.stream import CONV_PATHS, StreamEngine
 from gramgn.optim.vmap import VmapEngine
 
@@ -32,8 +32,11 @@ class Stream:
             (default): the whole batch. Results agree to rounding.
         conv_path: How the blocks of convolutions are formed: `"static"` (default), by a committed rule;
             `"probe"`, by timing, with the choices kept in `state_dict`; or the name of one way.
-        low_memory: Hold no J and form J^T u by a second backward pass; default False. Needs one residual per sample,
-            and excludes `chunk_size`.
+        memory_budget: The number of bytes that a step may add to what is in memory (J, the activations, G and the
+            solve); `"auto"`: half of what is available at the first step, on Linux within the limit of the control
+            group; None (default): no limit. The cheapest way that fits is taken: all of J; J in chunks of samples; J
+            that is dropped as it is multiplied, with a second backward pass for J^T u; or J by groups of parameters,
+            of which the cost is reported. Results agree to rounding.
         jacobian_dtype: None (default), or `"bfloat16"` to form J by autocast; G is not shortened.
         kernels: The compiled kernels, which serve float32 networks on the CPU: `"auto"` (default), what the environment
             variable GRAMGN_KERNELS says, or without it the widest form of vector instructions that this machine and
@@ -41,18 +44,17 @@ class Stream:
             of two forms differ in the last bits.
 
     Raises:
-        ValueError: A value is out of range, `low_memory` and `chunk_size` are combined, or this machine or installation
-            lacks the form.
+        ValueError: A value is out of range, or this machine or installation lacks the form.
     """
 
     name: ClassVar[str] = "stream"
     memory_advice: ClassVar[str] = (
-        "Lower the engine's chunk_size (samples at a time, bounds the activations; 'auto' chooses), set "
-        "low_memory=True (J is not held; one output per sample) or lower the batch size (bounds J)"
+        "Set the engine's memory_budget (bytes, or 'auto': J is formed in parts that fit), its chunk_size (samples at a "
+        "time, bounds the activations alone) or lower the batch size (bounds J)"
     )
     chunk_size: int | str | None = None
     conv_path: str = "static"
-    low_memory: bool = False
+    memory_budget: int | str | None = None
     jacobian_dtype: str | torch.dtype | None = None
     kernels: str = "auto"
 
@@ -60,23 +62,19 @@ class Stream:
         check_choice("conv_path", self.conv_path, CONV_PATHS)
         check_choice("kernels", self.kernels, CHOICES)
         choose(self.kernels)
-        check_flag("low_memory", self.low_memory)
+        if self.memory_budget not in (None, "auto"):
+            check_whole("memory_budget (bytes)", self.memory_budget, least=1, others="None, 'auto' or ")
         if self.jacobian_dtype not in JACOBIAN_DTYPES:
             raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {self.jacobian_dtype!r}")
         if self.chunk_size not in (None, "auto"):
             check_whole("chunk_size", self.chunk_size, least=1, others="None, 'auto' or ")
-        if self.low_memory and self.chunk_size is not None:
-            raise ValueError(
-                "low_memory=True keeps the graph of the whole batch, so chunk_size can bound nothing: set "
-                "chunk_size to None (null in a configuration), or low_memory to False"
-            )
 
     def build(self) -> Engine:
         """Return an engine with these options."""
         return StreamEngine(
             chunk_size=self.chunk_size,
             conv_path=self.conv_path,
-            low_memory=self.low_memory,
+            memory_budget=self.memory_budget,
             jacobian_dtype=torch.bfloat16 if self.jacobian_dtype else None,
             kernels=self.kernels,
         )

@@ -71,7 +71,7 @@ def capture(optimizer: GramGaussNewton, residuals: Callable[..., Tensor], *examp
 
     Raises:
         ValueError: The network is not on a CUDA device, or an option cannot be captured: another engine or loss than
-            the default ones, `chunk_size`, `low_memory`.
+            the default ones, `chunk_size`, `memory_budget`.
     """
     trained = optimizer._trained()
     device = next(iter(trained.params.values())).device
@@ -203,9 +203,9 @@ def check_capturable(optimizer: GramGaussNewton, device: torch.device) -> Stream
         raise ValueError(f"CUDA graphs need the network on a CUDA device; it is on {device.type}")
     if not isinstance(engine, StreamEngine):
         raise ValueError("only engine='stream' can be captured in CUDA graphs")
-    if engine.chunk_size is not None or engine.low_memory:
+    if engine.chunk_size is not None or engine.budget is not None:
         raise ValueError(
-            "chunk_size and low_memory cannot be captured in CUDA graphs: set them to None and False, or "
+            "chunk_size and memory_budget cannot be captured in CUDA graphs: set them to None, or "
             "use optimizer.step"
         )
     if loss != "squared_error":

@@ -163,11 +163,6 @@ class GramGaussNewton(torch.optim.Optimizer):
         options = engine_options(engine)
         self._engine = options.build()
         self._loss = make_loss(loss)
-        if isinstance(options, Stream) and options.low_memory and loss == "cross_entropy":
-            raise ValueError(
-                "low_memory=True needs one residual per sample, and loss='cross_entropy' has one per class: "
-                "set low_memory to False"
-            )
         self._acceptance = make_acceptance(adaptive_damping, line_search)
         self._options: dict[str, Any] = {"loss": loss, "acceptance": self._acceptance, "engine": options}
         self._model = model

@@ -170,9 +170,9 @@ class Objective:
         engine: Engine,
         memory: RowMemory,
     ) -> None:
-        if isinstance(options, Stream) and (options.low_memory or options.jacobian_dtype is not None):
+        if isinstance(options, Stream) and (options.memory_budget or options.jacobian_dtype) is not None:
             raise ValueError(
-                "with terms J is held, in the format of the parameters: build the optimizer with low_memory=False and "
+                "with terms J is held, in the format of the parameters: build the optimizer with memory_budget=None and "
                 "jacobian_dtype=None"
             )
         self.model, self.trained, self.terms, self.memory = model, trained, terms, memory

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ MEMORY_SHARE = 4
 """The activations of one chunk may take a fraction 1 / MEMORY_SHARE of the free memory."""
 
 RandomState = dict[str, Tensor]
+T = TypeVar("T")
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -215,7 +217,16 @@ def _sum_dtype(tensors: Sequence[Tensor]) -> torch.dtype:
 def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callable[[], Tensor]) -> int:
     """Return the number of samples, from 1 to all, whose activations fit into a quarter of the free memory.
 
-    Parameters and buffers of the model are in memory anyway and do not count. `forward_of_one` records gradients.
+    `forward_of_one` records gradients.
+    """
+    output, size = with_stored_bytes(model, forward_of_one)
+    return max(1, min(num_samples, free_bytes(output.device) // MEMORY_SHARE // max(1, size)))
+
+
+def with_stored_bytes(model: nn.Module, forward: Callable[[], T]) -> tuple[T, int]:
+    """Return what `forward` returns, and the bytes that it stores for a backward pass.
+
+    Parameters and buffers of the model are in memory anyway and do not count.
     """
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     storages: dict[int, int] = {}
@@ -227,12 +238,12 @@ def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callabl
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        device = forward_of_one().device
-    return max(1, min(num_samples, free_bytes(device) // MEMORY_SHARE // max(1, sum(storages.values()))))
+        returned = forward()
+    return returned, sum(storages.values())
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the number of bytes that are free on a device."""
+    """Return the number of bytes that are free on a device; on the CPU no more than its control group leaves."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -240,8 +251,36 @@ def free_bytes(device: torch.device) -> int:
     if meminfo.exists():
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+                return min(int(line.split()[1]) * 1024, *_left_by_groups())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _left_by_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Return what each memory limit of this process's control groups (Linux, versions 1 and 2) leaves, in bytes.
+
+    Pages of files that nobody uses are given back before a limit is reached, so they do not count.
+    """
+    left = [sys.maxsize]
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        second = not controllers
+        if not second and "memory" not in controllers.split(","):
+            continue
+        top = root if second else root / "memory"
+        limit, usage, idle = (
+            ("memory.max", "memory.current", "inactive_file")
+            if second
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        folder = top / path.lstrip("/")
+        # Inside a container, the path is that of the host, and the container's own group is at the top.
+        for each in (folder, *folder.parents):
+            if each.is_relative_to(top) and (each / limit).exists():
+                most = (each / limit).read_text().strip()
+                stat = dict(map(str.split, (each / "memory.stat").read_text().splitlines()))
+                used = int((each / usage).read_text()) - int(stat.get(idle, 0))
+                left += [max(0, int(most) - used)] if most.isdigit() else []
+    return left
 
 
 class GramMemoryError(torch.OutOfMemoryError):

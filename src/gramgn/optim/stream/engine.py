@@ -8,10 +8,10 @@ summed gradient of a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream.accumulate import Accumulator, GramSum
 from gramgn.optim.stream.backward import Backward, Memories, Network
 from gramgn.optim.stream.blocks import Buffers
+from gramgn.optim.stream.budget import Budget
 from gramgn.optim.stream.capture import find_owners, recorded, recorded_calls
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import (
@@ -53,6 +54,9 @@ from gramgn.optim.stream.jacobian import (
 from gramgn.optim.stream.products import BLAS, Products, preferred_backend
 from gramgn.optim.verify import Check, Comparison, check_outputs, check_samples_apart, verify
 
+if TYPE_CHECKING:
+    from gramgn.optim.stream.groups import WithinBudget
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -60,8 +64,8 @@ def only_tensor(returned: Any) -> Tensor:
     """Return the output of a network that is run in chunks."""
     if not isinstance(returned, Tensor):
         raise ValueError(
-            f"with chunk_size the model must return one tensor, got {type(returned).__name__}: leave chunk_size out, "
-            "or return one tensor"
+            f"with chunk_size, or a memory_budget that cannot hold J, the model must return one tensor, got "
+            f"{type(returned).__name__}: leave it out, or return one tensor"
         )
     return returned
 
@@ -71,6 +75,20 @@ class Shared(Protocol):
 
     def begin(self, num_samples: int, num_rows: int, way: Hashable) -> GramSum:
         """Return what takes the blocks. `way`: identifies how the network was run."""
+
+
+@contextmanager
+def in_chunk(start: int, stop: int, num_samples: int) -> Iterator[None]:
+    """Explain a failure that dividing a batch may have caused."""
+    try:
+        yield
+    except RuntimeError as error:
+        if stop - start < num_samples:
+            error.add_note(
+                f"The network ran on samples {start} to {stop - 1} of {num_samples} (chunk_size or memory_budget): "
+                "tensors whose samples are not in the leading dimension, as states [layers, b, ...], were not divided."
+            )
+        raise
 
 
 class StreamEngine:
@@ -85,12 +103,13 @@ class StreamEngine:
         *,
         chunk_size: int | str | None = None,
         conv_path: str = "static",
-        low_memory: bool = False,
+        memory_budget: int | str | None = None,
         jacobian_dtype: torch.dtype | None = None,
         kernels: str = "auto",
         backend: str | None = None,
     ) -> None:
-        self.chunk_size, self.low_memory, self.jacobian_dtype = chunk_size, low_memory, jacobian_dtype
+        self.chunk_size, self.jacobian_dtype = chunk_size, jacobian_dtype
+        self.budget = None if memory_budget is None else Budget(memory_budget)
         self._kernels = kernels
         products = Products(load(choose(kernels)), backend or preferred_backend())
         self._memories = Memories(ConvPaths(conv_path), products)
@@ -111,16 +130,19 @@ class StreamEngine:
         finally:
             run.clear()
 
-    def start(self, model: nn.Module, trained: Trained) -> _Run:
+    def start(self, model: nn.Module, trained: Trained) -> Run | WithinBudget:
         """Return what forms J in one step."""
-        return (_InChunks if self.chunk_size is not None else _AtOnce)(self, model, trained)
+        if self.budget is not None:
+            from gramgn.optim.stream.groups import WithinBudget  # which builds on this module
+
+            return WithinBudget(self, model, trained, self.budget)
+        return (InChunks if self.chunk_size is not None else AtOnce)(self, model, trained)
 
     def samples_at_a_time(
         self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]
     ) -> int:
         """Return the chunk size for a batch. With `"auto"` it is measured once per batch size."""
-        if self.chunk_size != "auto":
-            assert isinstance(self.chunk_size, int)
+        if isinstance(self.chunk_size, int):
             return self.chunk_size
         if batch.size not in self._fitting:
             with Snapshot(model, next(model.parameters()).device).kept():
@@ -128,6 +150,10 @@ class StreamEngine:
                     batch.size, model, lambda: forward(batch.copy().chunk(0, 1))
                 )
         return self._fitting[batch.size]
+
+    def release(self) -> None:
+        """Release the memory that was kept for J."""
+        self._memories.buffers = Buffers()
 
     def kernels_form(self) -> str:
         """Return the form of the compiled kernels, or `"off"`."""
@@ -141,6 +167,7 @@ class StreamEngine:
             "backend": self._memories.products.backend,
             "conv_paths": dict(self._memories.conv_paths.probed),
             "samples_at_a_time": dict(self._fitting),
+            **({} if self.budget is None else {"memory_budget": self.budget.limit}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,9 +176,11 @@ class StreamEngine:
         self._memories.products = Products(kernels, state.get("backend", BLAS))
         self._memories.conv_paths.probed = dict(state["conv_paths"])
         self._fitting = dict(state["samples_at_a_time"])
+        if self.budget is not None:
+            self.budget.resume(state.get("memory_budget"))
 
 
-class _Run:
+class Run:
     """What the two ways of forming J in one step have in common.
 
     `anew`: J is formed a second time, in full precision and in memory of its own, to be compared with autograd.
@@ -159,6 +188,7 @@ class _Run:
 
     check: Check | None = None
     used: Sequence[int] = (0,)  # the numbers of the outputs on which the residuals depend
+    drop = False  # whether J is not held: its blocks are dropped once they are multiplied
 
     def __init__(
         self, engine: StreamEngine, model: nn.Module, trained: Trained, *, anew: bool = False
@@ -203,7 +233,7 @@ class _Run:
             if root.module is self.model:
                 original = recorded(root, original, *record)
         # Fused attention has no second derivatives.
-        attention = attention_by_products() if self.engine.low_memory else nullcontext()
+        attention = attention_by_products() if self.drop else nullcontext()
         with span("gramgn.forward"), recorded_calls(owners, *record), self.reduced_precision(), attention:
             return original(*args, **kwargs)
 
@@ -231,7 +261,7 @@ class _Run:
 
         `until_verified`: it is due in each step until all of J has been seen to agree.
         """
-        structure = (b, k, self.backward.structure())
+        structure = (b, k, self.structure())
         self.eps = jacobian_eps(self.model, output.dtype, output.device, self.dtype)
         self.check = check = self.memories.verifier.begin(structure, self.trained.params)
         shared = self.engine.shared
@@ -247,6 +277,10 @@ class _Run:
             comparison=Comparison(self.trained.params, b, k, self.eps) if due else None,
             watched=check.unverified if check else (),
         )
+
+    def structure(self) -> Any:
+        """Return a value that identifies the way in which the network was run."""
+        return self.backward.structure()
 
     def verify(
         self,
@@ -280,16 +314,10 @@ class _Run:
             return
 
         def plain(comparison: Comparison) -> Tensor:
-            args, kwargs = batch.copy().chunk(0, batch.size)
-            output = check_outputs(
-                self.selected(original(*args, **kwargs), batch.size), self.model, batch.size
-            )
-            comparison.expect(output, slopes)
-            return output
+            return self.expect(original, batch.copy(), comparison, slopes)
 
         def engine(comparison: Comparison) -> Tensor:
-            run = type(self)(self.engine, self.model, self.trained, anew=True)
-            run.used = self.used
+            run = self.anew()
             anew = Accumulator(
                 self.trained,
                 sums.b,
@@ -308,10 +336,25 @@ class _Run:
         verify(check, self.model, batch.size, plain, engine, k=sums.k)
         self.check_apart(original, batch)
 
+    def expect(
+        self, original: Forward, batch: Batch, comparison: Comparison, slopes: Tensor | None
+    ) -> Tensor:
+        """Add autograd's J^T w of an ordinary pass over the whole batch to a comparison; return the outputs."""
+        args, kwargs = batch.chunk(0, batch.size)
+        output = check_outputs(self.selected(original(*args, **kwargs), batch.size), self.model, batch.size)
+        comparison.expect(output, slopes)
+        return output
+
     def check_apart(self, original: Forward, batch: Batch) -> None:
         """Reject a call that mixes samples, where a comparison with autograd would not show it."""
         if self.backward.may_mix:
             check_samples_apart(self.model, original, batch, batch.size, self.trained.params)
+
+    def anew(self) -> Run:
+        """Return what forms the same J a second time, in full precision and in memory of its own."""
+        run = type(self)(self.engine, self.model, self.trained, anew=True)
+        run.used = self.used
+        return run
 
     def held(self, sums: Accumulator) -> HeldJacobian:
         """Return J of complete sums, whose memory stays until the next step."""
@@ -327,7 +370,7 @@ class _Run:
         self.backward.clear()
 
 
-class _AtOnce(_Run):
+class AtOnce(Run):
     """Runs the whole batch forward, and backward once the closure has determined the slopes of the residuals.
 
     The closure gets outputs with their graph, so it may call the model several times, and use parts of what it returns.
@@ -370,11 +413,11 @@ class _AtOnce(_Run):
         """Run the backward pass."""
         self.backward.start(self.output, b, self.network)
         k = slopes.shape[1]
-        drop = self.engine.low_memory
+        drop = self.drop
         if drop and k > 1:
             raise ValueError(
-                f"low_memory needs one residual for each sample, got {k}: the blocks of all residuals would have "
-                "to be held at the same time; set low_memory=False"
+                f"memory_budget holds the blocks of one residual per sample, and the closure made {k} of one output: "
+                "raise it until J fits, or leave it out"
             )
         # Several calls that depend on one another cannot be repeated one by one, so they are compared in the step.
         several = len(self.calls) > 1
@@ -393,7 +436,7 @@ class _AtOnce(_Run):
         return J
 
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
-        """Form it in one go; see `_Run`."""
+        """Form it in one go; see `Run`."""
         assert slopes is not None
         args, kwargs = batch.chunk(0, batch.size)
         output = self.selected(self.record(original, args, kwargs), batch.size)
@@ -410,8 +453,10 @@ class _AtOnce(_Run):
         return joined([outputs.tensors[i] for i in self.used])
 
 
-class _InChunks(_Run):
+class InChunks(Run):
     """Runs some samples at a time, forward and backward from the outputs, before the closure continues."""
+
+    chunk: int | None = None  # the number of samples; None: the engine's
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model and form the Jacobian of its outputs."""
@@ -429,7 +474,7 @@ class _InChunks(_Run):
         return self.outputs.add(self.output, batch.size, batch.given), batch.size
 
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
-        """Form it in chunks; see `_Run`."""
+        """Form it in chunks; see `Run`."""
         return torch.cat(self._chunks(original, batch, sums)[0])
 
     def selected(self, returned: Any, b: int) -> Tensor:
@@ -445,33 +490,27 @@ class _InChunks(_Run):
             with self.reduced_precision():
                 return only_tensor(original(*arguments[0], **arguments[1]))
 
-        step, outputs = self.engine.samples_at_a_time(batch, self.model, plain), []
+        step, outputs = self.chunk or self.engine.samples_at_a_time(batch, self.model, plain), []
         for start in range(0, batch.size, step):
             stop = min(start + step, batch.size)
             args, kwargs = batch.chunk(start, stop)
             if sums is not None and sums.comparison is not None and sums.comparison.state is not None:
                 sums.comparison.state.restore_python()
             try:
-                output = only_tensor(self.record(original, args, kwargs))
-                self.backward.start(output, stop - start, self.network)
-                flat = output.detach().reshape(stop - start, -1)
-                q = flat.shape[1]
-                if sums is None:
-                    sums = self.begin(batch.size, q, flat)
-                    if sums.comparison is not None:
-                        self.check_apart(original, Batch(args, kwargs))
-                slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
-                if sums.comparison is not None and self.check is not None:
-                    self.backward.expect(sums.comparison, slopes, start)
-                with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
-                    self.backward.run(slopes, sums, start)
-            except RuntimeError as error:
-                if stop - start < batch.size:
-                    error.add_note(
-                        f"The network ran on samples {start} to {stop - 1} of {batch.size} (chunk_size): tensors whose "
-                        "samples are not in the leading dimension, as states [layers, b, ...], were not divided."
-                    )
-                raise
+                with in_chunk(start, stop, batch.size):
+                    output = only_tensor(self.record(original, args, kwargs))
+                    self.backward.start(output, stop - start, self.network)
+                    flat = output.detach().reshape(stop - start, -1)
+                    q = flat.shape[1]
+                    if sums is None:
+                        sums = self.begin(batch.size, q, flat)
+                        if sums.comparison is not None:
+                            self.check_apart(original, Batch(args, kwargs))
+                    slopes = torch.eye(q, dtype=flat.dtype, device=flat.device).expand(stop - start, q, q)
+                    if sums.comparison is not None and self.check is not None:
+                        self.backward.expect(sums.comparison, slopes, start)
+                    with torch.no_grad(), span("gramgn.backward"), self.reduced_precision():
+                        self.backward.run(slopes, sums, start)
             finally:
                 self.clear()
             outputs.append(output.detach().reshape(stop - start, *output.shape[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from gramgn.optim.losses import Reading
 from gramgn.optim.runtime import full_precision_products, product_dtype
 from gramgn.optim.stream.accumulate import Accumulator, rows_times_vector, to_float64
 from gramgn.optim.stream.blocks import Layout, weighted
+
+NO_ROWS = "the rows of J are wanted, which a memory_budget that cannot hold J drops: leave it out"
 
 
 @dataclass(frozen=True)
@@ -204,8 +207,8 @@ class GraphJacobian:
                 )
         except RuntimeError as error:
             error.add_note(
-                "With low_memory=True, momentum and weight decay inside the solve need second derivatives, "
-                "which not all layers provide; set low_memory=False."
+                "With a memory_budget that J does not fit into, momentum and weight decay inside the solve need second "
+                "derivatives, which not all layers provide: lower it, so that J is formed in groups, or raise it."
             )
             raise
         return product.to(self.G.device, torch.float64).flatten()
@@ -220,7 +223,7 @@ class GraphJacobian:
 
     def write_rows_(self, out: Mapping[str, Tensor]) -> None:
         """Reject it: the rows were dropped."""
-        raise ValueError("the rows of J are wanted, which low_memory=True does not hold: set it to False")
+        raise ValueError(NO_ROWS)
 
     def _pulled(self, v: Tensor, *, create_graph: bool) -> dict[str, Tensor | None]:
         weights = torch.einsum("bk,bkq->bq", v, self.slopes).reshape(self.output.shape)
@@ -238,4 +241,17 @@ class GraphJacobian:
         }
 
 
-Jacobian = HeldJacobian | ChainedJacobian | GraphJacobian
+class Jacobian(Protocol):
+    """J as something provides it."""
+
+    def gram(self) -> Tensor:
+        """Return G of each parameter group."""
+
+    def jvp(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return J d."""
+
+    def add_vjp_(self, out: Mapping[str, Tensor], u: Tensor, scales: Mapping[str, float]) -> None:
+        """Add J^T u, scaled per parameter, to `out`."""
+
+    def write_rows_(self, out: Mapping[str, Tensor]) -> None:
+        """Write J into matrices [b k, size]."""

@@ -1,0 +1,227 @@
+"""The memory budget: what one sample of a batch needs, counted, and the cheapest way to J that fits.
+
+b samples, q outputs and k residuals per sample, m parameters. Everything is in bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from gramgn.optim.kept import Kept
+from gramgn.optim.runtime import free_bytes, run_in_mode
+from gramgn.optim.stream.accumulate import Accumulator
+from gramgn.optim.stream.blocks import Block, Factors
+
+AUTO_SHARE = 2
+"""`"auto"` is a fraction 1 / AUTO_SHARE of the memory that is available at the first step."""
+
+CHUNK_SHARE = 4
+"""The activations of one chunk take at most a fraction 1 / CHUNK_SHARE of a budget that cannot hold J."""
+
+COUNTED = 2
+"""The number of samples on which sizes are counted."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a batch needs.
+
+    Attributes:
+        num_samples: b.
+        num_outputs: q.
+        num_groups: The number of parameter groups, each of which has its own G.
+        params: All trained parameters.
+        activations: What the forward pass of one sample keeps for the backward pass.
+        held: J of one sample and q residuals, by the names of the parameters that are held together, in the order in
+            which the backward pass forms it: last layers first.
+        flop: Floating point operations of one sample's forward pass.
+    """
+
+    num_samples: int
+    num_outputs: int
+    num_groups: int
+    params: int
+    activations: int
+    held: Mapping[tuple[str, ...], int]
+    flop: int
+
+    def jacobian(self, k: int, names: Sequence[tuple[str, ...]] | None = None) -> int:
+        """Return the size of J of the whole batch for k residuals per sample, or of some of its blocks."""
+        of_sample = sum(self.held.values() if names is None else (self.held[each] for each in names))
+        return math.ceil(of_sample * self.num_samples * k / self.num_outputs)
+
+    def largest(self, k: int) -> int:
+        """Return the size of the largest block of J."""
+        return max(self.jacobian(k, [names]) for names in self.held)
+
+    def fixed(self, k: int) -> int:
+        """Return what is needed however J is formed: G of each group and the solve, J^T u and the step."""
+        return 8 * (self.num_samples * k) ** 2 * (2 * self.num_groups + 3) + 2 * self.params
+
+    def operations(self, k: int, num_groups: int) -> float:
+        """Return the floating point operations of a step with J in groups of parameters, at most.
+
+        One forward pass for the residuals; per group a forward pass and k passes backward to its first layer; the
+        blocks; the products in G; one pass forward and backward, with the parameters' gradients, for J^T u.
+        """
+        passes = 1 + num_groups * (1 + k) + k + 3
+        m = self.params / 4
+        return passes * self.num_samples * self.flop + m * (self.num_samples * k) ** 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to J.
+
+    Attributes:
+        way: `"whole"`: J is held. `"dropped"`: each block is dropped once it is multiplied, and J^T u takes a second
+            backward pass. `"groups"`: J is formed by groups of parameters.
+        chunk: The number of samples at a time; None: the whole batch.
+    """
+
+    way: str
+    chunk: int | None = None
+
+
+def choose(sizes: Sizes, limit: int, chunk_size: int | None) -> Plan:
+    """Return the cheapest way to J of a batch that fits into `limit` bytes.
+
+    Raises:
+        ValueError: None fits.
+    """
+    b, k, a = sizes.num_samples, sizes.num_outputs, max(1, sizes.activations)
+    room = limit - sizes.fixed(k)
+    J, largest = sizes.jacobian(k), sizes.largest(k)
+    if chunk_size is None:
+        if J + b * a <= room:
+            return Plan("whole")
+        if J + a <= room:
+            return Plan("whole", min(b, (room - J) // a))
+        if k == 1 and largest + b * a <= room:
+            return Plan("dropped")
+    elif J + min(b, chunk_size) * a <= room:
+        return Plan("whole", chunk_size)
+    # At least two chunks, so that blocks are written into the memory that is kept for them.
+    most = max(1, math.ceil(b / 2))
+    chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
+    if chunk_size is None:
+        chunk = max(1, min(chunk, (room - largest) // a))
+    if largest + chunk * a > room:
+        least = sizes.fixed(k) + largest + chunk * a
+        raise ValueError(
+            f"memory_budget is {text(limit)} ({limit} bytes), and the smallest with which a step on {b} samples works "
+            f"is {least} bytes ({text(least)}): {text(largest)} for the rows of the largest parameter "
+            f"({' and '.join(max(sizes.held, key=lambda names: sizes.held[names]))}), {text(chunk * a)} for the "
+            f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
+            "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
+        )
+    return Plan("groups", chunk)
+
+
+def grouped(sizes: Sizes, limit: int, k: int, chunk: int) -> list[tuple[list[str], int]]:
+    """Return the names of the parameters of each group, and the size of its part of J.
+
+    Last layers come first, so that most backward passes are short.
+    """
+    room = limit - sizes.fixed(k) - chunk * sizes.activations
+    groups: list[list[tuple[str, ...]]] = [[]]
+    for names in sizes.held:
+        if groups[-1] and sizes.jacobian(k, [*groups[-1], names]) > room:
+            groups.append([])
+        groups[-1].append(names)
+    return [([name for names in group for name in names], sizes.jacobian(k, group)) for group in groups]
+
+
+def text(size: float) -> str:
+    """Return a size for people."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+class Counter(Accumulator):
+    """Takes the blocks of a few samples and keeps their sizes alone, in the order in which they arrive."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.found: dict[tuple[str, ...], float] = {}
+
+    def rows(self, name: str, parts: int, size: int, like: Tensor) -> Tensor:
+        """Return memory for a block."""
+        start, stop = self._range
+        return like.new_empty(parts, stop - start, size)
+
+    def add_block(self, name: str, block: Block) -> None:
+        """Count rows, of which there is one per residual."""
+        self._count((name,), block.rows.nbytes * self.k)
+
+    def add_factors(self, key: str, factors: Factors) -> None:
+        """Count factors, of which the inputs are shared by all residuals."""
+        inputs = factors.tokens if hasattr(factors, "tokens") else factors.A
+        self._count(tuple(factors.names()), inputs.nbytes + factors.D.nbytes * self.k)
+
+    def _count(self, names: tuple[str, ...], size: float) -> None:
+        start, stop = self._range
+        # A parameter that is used several times is complete once its first layer is reached.
+        self.found[names] = max(self.found.pop(names, 0), size / (stop - start))
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the floating point operations of products and convolutions.
+
+    Attributes:
+        flop: Their number.
+    """
+
+    flop = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and count it."""
+        result = run_in_mode(func, args, kwargs)
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.flop += count(*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+class Budget:
+    """The memory budget of an engine, and the sizes that were counted for it.
+
+    Args:
+        given: The number of bytes, or `"auto"`.
+
+    Attributes:
+        limit: The number of bytes; None: not yet known.
+        sizes: By what identifies a call of the model.
+        groups: The groups of parameters, by that and by what else decides them.
+        noted: Whether the cost of forming J in groups was reported.
+    """
+
+    def __init__(self, given: int | str) -> None:
+        self._given = given
+        self.limit = given if isinstance(given, int) else None
+        self.sizes: Kept[dict[Hashable, Sizes]] = Kept()
+        self.groups: Kept[dict[Hashable, Any]] = Kept()
+        self.noted = False
+
+    def bytes(self, device: torch.device) -> int:
+        """Return the number of bytes; `"auto"` is decided once."""
+        if self.limit is None:
+            self.limit = free_bytes(device) // AUTO_SHARE
+        return self.limit
+
+    def resume(self, limit: int | None) -> None:
+        """Adopt the number of bytes with which a run began."""
+        if self._given == "auto":
+            self.limit = limit
