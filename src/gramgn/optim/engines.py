@@ -32,11 +32,12 @@ class Stream:
             (default): the whole batch. Results agree to rounding.
         conv_path: How the blocks of convolutions are formed: `"static"` (default), by a committed rule;
             `"probe"`, by timing, with the choices kept in `state_dict`; or the name of one way.
-        memory_budget: The number of bytes that a step may add to what is in memory (J, the activations, G and the
-            solve); `"auto"`: half of what is available at the first step, on Linux within the limit of the control
-            group; None (default): no limit. The cheapest way that fits is taken: all of J; J in chunks of samples; J
-            that is dropped as it is multiplied, with a second backward pass for J^T u; or J by groups of parameters,
-            of which the cost is reported. Results agree to rounding.
+        memory_budget: The number of bytes that a step may add to what is in memory: J, the activations, G and the
+            solve. `"auto"`: half of what is available at the first step (on Linux within the limits of the control
+            groups; on a GPU what the driver reports); `"least"`: J is never held; None (default): no limit. The
+            cheapest way that fits is taken: all of J; J in chunks of samples; J dropped as it is multiplied, with a
+            second backward pass for J^T u (one residual per sample); J by groups of parameters, of which the cost is
+            reported once. Results agree to rounding.
         jacobian_dtype: None (default), or `"bfloat16"` to form J by autocast; G is not shortened.
         kernels: The compiled kernels, which serve float32 networks on the CPU: `"auto"` (default), what the environment
             variable GRAMGN_KERNELS says, or without it the widest form of vector instructions that this machine and
@@ -49,8 +50,8 @@ class Stream:
 
     name: ClassVar[str] = "stream"
     memory_advice: ClassVar[str] = (
-        "Set the engine's memory_budget (bytes, or 'auto': J is formed in parts that fit), its chunk_size (samples at a "
-        "time, bounds the activations alone) or lower the batch size (bounds J)"
+        "Set the engine's memory_budget (bytes, or 'auto': J is formed in parts that fit), lower its chunk_size "
+        "(samples at a time, bounds the activations) or lower the batch size (bounds J)"
     )
     chunk_size: int | str | None = None
     conv_path: str = "static"
@@ -62,8 +63,9 @@ class Stream:
         check_choice("conv_path", self.conv_path, CONV_PATHS)
         check_choice("kernels", self.kernels, CHOICES)
         choose(self.kernels)
-        if self.memory_budget not in (None, "auto"):
-            check_whole("memory_budget (bytes)", self.memory_budget, least=1, others="None, 'auto' or ")
+        if self.memory_budget not in (None, "auto", "least"):
+            others = "None, 'auto', 'least' or, in bytes, "
+            check_whole("memory_budget", self.memory_budget, least=1, others=others)
         if self.jacobian_dtype not in JACOBIAN_DTYPES:
             raise ValueError(f"jacobian_dtype must be None or 'bfloat16', got {self.jacobian_dtype!r}")
         if self.chunk_size not in (None, "auto"):
@@ -152,7 +154,9 @@ def engine_options(given: Any) -> Options:
     """
     if isinstance(given, Options):
         return given
-    mapping = given if isinstance(given, Mapping) else {"name": given}
+    mapping = dict(given) if isinstance(given, Mapping) else {"name": given}
+    if mapping.pop("low_memory", False):  # of runs before there was a budget, which can be resumed
+        mapping["memory_budget"] = "least"
     name = check_choice("engine", mapping.get("name", "stream"), tuple(ENGINES))
     options = {key: value for key, value in mapping.items() if key != "name"}
     check_keys("engine", options, tuple(_DEFAULTS))

@@ -172,8 +172,8 @@ class Objective:
     ) -> None:
         if isinstance(options, Stream) and (options.memory_budget or options.jacobian_dtype) is not None:
             raise ValueError(
-                "with terms J is held, in the format of the parameters: build the optimizer with memory_budget=None and "
-                "jacobian_dtype=None"
+                "with terms J is held, in the format of the parameters: build the optimizer with memory_budget=None "
+                "and jacobian_dtype=None"
             )
         self.model, self.trained, self.terms, self.memory = model, trained, terms, memory
         self.engine, self.convention = engine, convention

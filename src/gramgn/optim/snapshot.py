@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim.runtime import RandomState, random_state, set_random_state
+from gramgn.optim.runtime import RandomState, drew_random_numbers, random_state, set_random_state
 
 TABLES = ("_buffers", "_parameters", "_modules")
 """The attributes in which a module keeps what it registers, each a dictionary that a forward can change."""
@@ -50,6 +50,13 @@ class Snapshot:
             (module._non_persistent_buffers_set, set(module._non_persistent_buffers_set))
             for module in model.modules()
         ]
+
+    def drew_random_numbers(self) -> bool:
+        """Return whether torch, Python or NumPy drew random numbers since then."""
+        numpy = _numpy_random()
+        now = numpy.get_state() if numpy else None
+        same = repr(now) == repr(self._numpy) if now and self._numpy else True
+        return drew_random_numbers(self.random, self.device) or random.getstate() != self._python or not same
 
     @contextmanager
     def kept(self) -> Iterator[None]:

@@ -35,6 +35,8 @@ ROLES: Mapping[str, str] = {
     "trainer.threads": INCIDENTAL,
     "dataset.workers": INCIDENTAL,
     "optimizer.engine.kernels": INCIDENTAL,
+    "optimizer.engine.memory_budget": INCIDENTAL,
+    "optimizer.engine.low_memory": INCIDENTAL,  # of earlier versions
     # May change when a run is resumed, but makes another result.
     "trainer.epochs": RESUME,
     # Repetitions of one experiment.

@@ -113,7 +113,7 @@ def _exchange(optimizer: GramGaussNewton, ranks: Ranks, batch: StepBatch) -> Exc
         trained,
         engine._memories.products if isinstance(engine, StreamEngine) else Products(),
         (_fingerprint(optimizer, trained), _checksum(trained), num_terms),
-        drop=isinstance(engine, StreamEngine) and engine.low_memory,
+        drop=isinstance(engine, StreamEngine) and engine.budget is not None,
     )
 
 
@@ -217,7 +217,7 @@ class JointLinearisation:
         if not all(redoable) and exchange.plan is not None:
             raise ValueError(
                 f"rank {redoable.index(False)} formed the rows of J in another way than the ranks had agreed on, and "
-                "low_memory=True has dropped them: set it to False"
+                "memory_budget has dropped them: leave it out"
             )
         if not all(fit):
             exchange.agree()

@@ -76,12 +76,19 @@ class Memories:
 class Backward:
     """Turns the calls of one forward pass, which fills `calls`, into J and G.
 
+    Args:
+        params: The parameters whose blocks are formed.
+        memories: What is kept between steps.
+        rest: Parameters whose blocks are formed at another time, if there are any.
+
     Attributes:
         may_mix: Whether J may agree with autograd although the network mixes samples.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], memories: Memories) -> None:
-        self.params = params
+    def __init__(
+        self, params: Mapping[str, Tensor], memories: Memories, rest: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self.params, self._rest = params, rest or {}
         self.calls: list[Call] = []
         self.may_mix = False
         self._memories = memories
@@ -126,7 +133,7 @@ class Backward:
             paths = tuple(part.path if isinstance(part, Owner) else part for part in key)
             # An operation more or less may mix samples, although the same modules are called.
             structure = network.modes, hash(paths)
-            plan = decide(self.calls, graph, output, self.params, self.b, structure)
+            plan = decide(self.calls, graph, output, self.params, self.b, structure, self._rest)
             network.plans[key if plan.is_plain else _with_sizes(key, nodes)] = plan
             if len(network.plans) > MOST_PLANS:
                 del network.plans[next(iter(network.plans))]

@@ -55,12 +55,12 @@ class Sizes:
 
     def jacobian(self, k: int, names: Sequence[tuple[str, ...]] | None = None) -> int:
         """Return the size of J of the whole batch for k residuals per sample, or of some of its blocks."""
-        of_sample = sum(self.held.values() if names is None else (self.held[each] for each in names))
+        of_sample = sum(self.held[each] for each in (self.held if names is None else names))
         return math.ceil(of_sample * self.num_samples * k / self.num_outputs)
 
     def largest(self, k: int) -> int:
         """Return the size of the largest block of J."""
-        return max(self.jacobian(k, [names]) for names in self.held)
+        return max(self.jacobian(k, [each]) for each in self.held)
 
     def fixed(self, k: int) -> int:
         """Return what is needed however J is formed: G of each group and the solve, J^T u and the step."""
@@ -91,13 +91,18 @@ class Plan:
     chunk: int | None = None
 
 
-def choose(sizes: Sizes, limit: int, chunk_size: int | None) -> Plan:
-    """Return the cheapest way to J of a batch that fits into `limit` bytes.
+def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
+    """Return the cheapest way to J of a batch that fits into `limit` bytes; None: the cheapest that does not hold J.
 
     Raises:
         ValueError: None fits.
     """
     b, k, a = sizes.num_samples, sizes.num_outputs, max(1, sizes.activations)
+    # At least two chunks, so that blocks are written into the memory that is kept for them.
+    most = math.ceil(b / 2)
+    if limit is None:
+        whole = k == 1 and chunk_size is None
+        return Plan("dropped") if whole else Plan("groups", min(most, chunk_size or b))
     room = limit - sizes.fixed(k)
     J, largest = sizes.jacobian(k), sizes.largest(k)
     if chunk_size is None:
@@ -109,8 +114,6 @@ def choose(sizes: Sizes, limit: int, chunk_size: int | None) -> Plan:
             return Plan("dropped")
     elif J + min(b, chunk_size) * a <= room:
         return Plan("whole", chunk_size)
-    # At least two chunks, so that blocks are written into the memory that is kept for them.
-    most = max(1, math.ceil(b / 2))
     chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
     if chunk_size is None:
         chunk = max(1, min(chunk, (room - largest) // a))
@@ -126,12 +129,12 @@ def choose(sizes: Sizes, limit: int, chunk_size: int | None) -> Plan:
     return Plan("groups", chunk)
 
 
-def grouped(sizes: Sizes, limit: int, k: int, chunk: int) -> list[tuple[list[str], int]]:
+def grouped(sizes: Sizes, limit: int | None, k: int, chunk: int) -> list[tuple[list[str], int]]:
     """Return the names of the parameters of each group, and the size of its part of J.
 
     Last layers come first, so that most backward passes are short.
     """
-    room = limit - sizes.fixed(k) - chunk * sizes.activations
+    room = sizes.largest(k) if limit is None else limit - sizes.fixed(k) - chunk * sizes.activations
     groups: list[list[tuple[str, ...]]] = [[]]
     for names in sizes.held:
         if groups[-1] and sizes.jacobian(k, [*groups[-1], names]) > room:
@@ -199,10 +202,10 @@ class Budget:
     """The memory budget of an engine, and the sizes that were counted for it.
 
     Args:
-        given: The number of bytes, or `"auto"`.
+        given: The number of bytes, `"auto"`, or `"least"`.
 
     Attributes:
-        limit: The number of bytes; None: not yet known.
+        limit: The number of bytes; None: not yet known, or as few as possible.
         sizes: By what identifies a call of the model.
         groups: The groups of parameters, by that and by what else decides them.
         noted: Whether the cost of forming J in groups was reported.
@@ -215,9 +218,9 @@ class Budget:
         self.groups: Kept[dict[Hashable, Any]] = Kept()
         self.noted = False
 
-    def bytes(self, device: torch.device) -> int:
-        """Return the number of bytes; `"auto"` is decided once."""
-        if self.limit is None:
+    def bytes(self, device: torch.device) -> int | None:
+        """Return the number of bytes; `"auto"` is decided once. None: J is not held."""
+        if self.limit is None and self._given == "auto":
             self.limit = free_bytes(device) // AUTO_SHARE
         return self.limit
 

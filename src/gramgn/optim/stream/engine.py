@@ -278,6 +278,12 @@ class Run:
             watched=check.unverified if check else (),
         )
 
+    def woke(self, sums: Accumulator) -> bool:
+        """Return whether a block of complete sums that was never compared has become other than zero."""
+        if self.check is None or not sums.norms:
+            return False
+        return self.check.woke(sums.norms, sums.grams.norm())
+
     def structure(self) -> Any:
         """Return a value that identifies the way in which the network was run."""
         return self.backward.structure()
@@ -300,7 +306,7 @@ class Run:
         check = self.check
         if check is None:
             return
-        woke = bool(sums.norms) and check.woke(sums.norms, sums.grams.norm())
+        woke = self.woke(sums)
         if sums.comparison is not None:
             full = self.eps <= max(torch.finfo(param.dtype).eps for param in self.trained.params.values())
             suffices = (within and full) or not again

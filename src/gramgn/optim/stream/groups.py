@@ -42,7 +42,7 @@ from gramgn.optim.stream.budget import (
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.engine import AtOnce, InChunks, Run, StreamEngine, in_chunk, only_tensor
 from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian
-from gramgn.optim.verify import Comparison, agree
+from gramgn.optim.verify import SLACK, Comparison, agree, explained
 
 ALIGNED = 64
 """Bytes, to a multiple of which blocks are aligned."""
@@ -85,6 +85,11 @@ class WithinBudget:
         chunk_size = chunk_size if isinstance(chunk_size, int) else None
         limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
         plan = choose(sizes, limit, chunk_size)
+        if self.engine.shared is not None and (limit is not None or plan.way != "dropped"):
+            raise ValueError(
+                "several ranks divide J among them, and each holds its own rows: leave memory_budget out (or set it to "
+                "'least', for one residual per sample), and start more ranks where J does not fit"
+            )
         if plan.way == "groups":
             assert plan.chunk is not None
             self.engine.release()
@@ -139,7 +144,8 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         q = output.numel() // few
         run.backward.start(output, few, run.network)
         counter = Counter(trained, few, q, Buffers(), run.memories.products)
-        counter.b = batch.size
+        # What is decided by the number of samples is decided as for the whole batch.
+        counter.b = counter.grams.num_samples = batch.size
         with torch.no_grad():
             run.backward.run(output.new_ones(few, 1, q), counter)
     finally:
@@ -184,9 +190,9 @@ class Arena(Buffers):
         if not (isinstance(name, tuple) and name[0] == "J"):
             return super().get(name, shape, like)
         held = self._given.get(name)
-        if held is None or held.shape != shape or held.dtype != like.dtype:
+        if held is None or held.numel() != math.prod(shape) or held.dtype != like.dtype:
             held = self._given[name] = self._cut(shape, like)
-        return held
+        return held.view(shape)
 
     def _cut(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         if self._memory is None:
@@ -249,8 +255,9 @@ class InGroups(Run):
         self.before, self.call = Snapshot(self.model, self.device), (original, batch)
         laps = Laps(self.device)
         with torch.no_grad(), span("gramgn.forward"):
-            self.output = self._outputs(self.chunk, laps, lambda *_: None)
+            self.output = self._outputs(self.call, self.chunk, laps, lambda *_: None)
         self.forward_s = laps.seconds()
+        self.eps = jacobian_eps(self.model, self.output.dtype, self.device, self.dtype)
         self.outputs = Outputs(self.trained, cut=True)
         return self.outputs.add(self.output, batch.size, batch.given), batch.size
 
@@ -259,10 +266,20 @@ class InGroups(Run):
         slopes, _ = self.outputs.slopes(reading)
         k, device = slopes.shape[1], float64_home(self.device)
         G = torch.zeros(self.trained.num_groups, *2 * (num_samples * k,), dtype=torch.float64, device=device)
-        self.each_group(slopes, lambda sums: G.add_(sums.G))
+        # J^T w costs next to nothing where J is multiplied, and is at hand where a comparison turns out to be due.
+        comparison = Comparison(self.trained.params, num_samples, k, self.eps, slack=SLACK)
+        self.each_group(slopes, lambda sums: G.add_(sums.G), comparison)
         sums = self.begin(num_samples, k, self.output)
-        sums.G, sums.norms = G, {name: self.norms[name] for name in sums.watched if name in self.norms}
-        self.verify(*self.call, sums, slopes, within=False)
+        sums.grams.G, sums.norms = G, {name: self.norms[name] for name in sums.watched if name in self.norms}
+        repeats = not self.before.drew_random_numbers()
+        if repeats and (sums.comparison is not None or self.woke(sums)):
+            sums.comparison = comparison
+            with self._again():
+                output = self.expect(*self.call, comparison, slopes)
+            if not agree(output, self.output, self.eps):
+                raise ValueError(explained(type(self.model).__name__, None))
+            self.check_apart(*self.call)
+        self.verify(*self.call, sums, slopes, within=repeats)
         return self.streamed(reading, num_samples, GroupedJacobian(G, self, slopes), self.output)
 
     def structure(self) -> Any:
@@ -272,7 +289,9 @@ class InGroups(Run):
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
         """Form it by groups once more; see `Run`."""
         comparison = sums.comparison
-        assert slopes is not None and comparison is not None and comparison.state is not None
+        assert slopes is not None
+        assert comparison is not None
+        assert comparison.state is not None
         self.before, self.call = comparison.state, (original, batch)
         self.each_group(slopes, lambda _: None, comparison)
         return self.output
@@ -285,14 +304,13 @@ class InGroups(Run):
         The batch is divided in another way, because what depends on the other samples of a chunk then differs.
         """
         assert slopes is not None
-        self.before = Snapshot(self.model, self.device)
+        state = Snapshot(self.model, self.device)
 
         def take(output: Tensor, start: int, stop: int) -> None:
             comparison.expect(output, slopes[start:stop], start)
-            self.before.restore_python()
+            state.restore_python()
 
-        self.call = original, batch
-        return self._outputs(2 * self.chunk, None, take)
+        return self._outputs((original, batch), 2 * self.chunk, None, take)
 
     def check_apart(self, original: Forward, batch: Batch) -> None:
         """Reject a call that mixes samples, by some of the samples; see `Run`."""
@@ -310,7 +328,7 @@ class InGroups(Run):
             laps = Laps(self.device)
             sums = self._summed(group, slopes, arena, comparison, laps)
             take(sums)
-            if number == 0 and comparison is None:
+            if number == 0:
                 self._note([group.size for group in groups], slopes.shape[1], laps.seconds())
             del sums
             arena.start()
@@ -328,7 +346,7 @@ class InGroups(Run):
                 part.add_vjp_(total, u[start:stop], scales)
 
         with self._again():
-            self._outputs(self.chunk, None, take)
+            self._outputs(self.call, self.chunk, None, take)
         return total
 
     def _summed(
@@ -337,18 +355,19 @@ class InGroups(Run):
         """Return the columns of J of one group."""
         run = Run(self.engine, self.model, group.trained)
         run.dtype, run.memories = self.dtype, replace(self.memories, network=group.network, buffers=arena)
-        run.backward = Backward(group.trained.params, run.memories)
+        run.backward = Backward(group.trained.params, run.memories, self.trained.params)
         (b, k), params = slopes.shape[:2], group.trained.params
+        anew = comparison is not None and comparison.state is not None
         sums = Accumulator(
             group.trained, b, k, arena, run.memories.products, comparison=comparison, watched=params
         )
         found = []
 
         def take(output: Tensor, start: int, stop: int) -> None:
-            if comparison is None:
-                self._check_same(output, start, stop)
-            else:
+            if anew:
                 self.before.restore_python()
+            else:
+                self._check_same(output, start, stop)
             if output.requires_grad:
                 run.backward.start(output, stop - start, run.network)
                 with torch.no_grad(), span("gramgn.backward"), run.reduced_precision():
@@ -359,12 +378,12 @@ class InGroups(Run):
 
         try:
             with only(self.trained, group.trained), self._again():
-                output = self._outputs(self.chunk, laps, take, run.record)
+                output = self._outputs(self.call, self.chunk, laps, take, run.record)
         finally:
             run.clear()
         with torch.no_grad(), span("gramgn.backward"):
             sums.finish()
-        if comparison is not None:
+        if anew:
             self.output = output
         self.norms |= sums.norms
         self.structures.append(tuple(dict.fromkeys(found)))
@@ -372,13 +391,14 @@ class InGroups(Run):
 
     def _outputs(
         self,
+        call: tuple[Forward, Batch],
         chunk: int,
         laps: Laps | None,
         take: Callable[[Tensor, int, int], None],
         record: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> Tensor:
         """Run the model on all samples in chunks; `take` is given the output of each, and its range of samples."""
-        (original, batch), outputs = self.call, []
+        (original, batch), outputs = call, []
         for start in range(0, batch.size, chunk):
             stop = min(start + chunk, batch.size)
             # The model may change its input in place.
@@ -406,8 +426,7 @@ class InGroups(Run):
     def _check_same(self, output: Tensor, start: int, stop: int) -> None:
         """Reject a network that does not repeat its outputs."""
         expected = self.output[start:stop]
-        eps = jacobian_eps(self.model, output.dtype, output.device, self.dtype)
-        if not agree(output.detach().reshape(expected.shape), expected, eps):
+        if not agree(output.detach().reshape(expected.shape), expected, self.eps):
             raise ValueError(
                 f"{type(self.model).__name__} returned other outputs when it was run again on the same samples, from "
                 f"the same state and with the same random numbers: {BUDGET} runs it several times. Raise the budget, "
@@ -432,7 +451,7 @@ class InGroups(Run):
     def _note(self, sizes: Sequence[int], k: int, first_s: float) -> None:
         """Report once what it costs to form J in groups."""
         budget = self.engine.budget
-        assert budget is not None and budget.limit is not None
+        assert budget is not None
         if budget.noted:
             return
         budget.noted = True
@@ -442,9 +461,9 @@ class InGroups(Run):
         backward = [forward_s * k * (number + 1) / num for number in range(num)]
         rest_s = max(0.0, first_s - forward_s - backward[0]) * sum(sizes) / max(1, sizes[0])
         seconds = forward_s * (num + 4) + sum(backward) + rest_s
+        given = "'least'" if budget.limit is None else text(budget.limit)
         warnings.warn(
-            f"GramGaussNewton: J takes {text(sum(sizes))} and memory_budget is {text(budget.limit)}, so a step forms J "
-            f"in {num} group{'s' * (num > 1)} of parameters, {self.chunk} of {b} samples at a time: at most "
+            f"GramGaussNewton: J takes {text(sum(sizes))} and memory_budget is {given}, so a step forms J in {num} group{'s' * (num > 1)} of parameters, {self.chunk} of {b} samples at a time: at most "
             f"{self.sizes.operations(k, num):.2g} floating point operations per step (all of J at once: "
             f"{self.sizes.operations(k, 0):.2g}), and about {seconds:.2g} s by the time of the first group",
             RuntimeWarning,

@@ -99,6 +99,7 @@ def decide(
     params: Mapping[str, Tensor],
     b: int,
     structure: tuple[Any, ...],
+    rest: Mapping[str, Tensor],
 ) -> Plan:
     """Assign each use of each parameter to a call, or to the nodes at which it meets samples.
 
@@ -109,6 +110,7 @@ def decide(
         params: The trained parameters by name.
         b: The number of samples.
         structure: Identifies the way in which the network was run; the places of the samples are added.
+        rest: Parameters whose blocks are formed at another time.
 
     Raises:
         ValueError: The graph cannot be taken apart.
@@ -126,7 +128,7 @@ def decide(
     def can_run_again(call: Call) -> bool:
         return call.owner.rule is None and is_batched(call)
 
-    results = Results(graph, output, params, b)
+    results = Results(graph, output, params, b, rest)
     takers: dict[str, list[tuple[Call, str]]] = {name: [] for name in params}
     for call in calls:
         call.active = frozenset()

@@ -54,12 +54,19 @@ class Results:
         certain: Whether the gradients that were looked at show the places of the samples; zeros may hide them.
     """
 
-    def __init__(self, graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        output: Tensor,
+        params: Mapping[str, Tensor],
+        b: int,
+        rest: Mapping[str, Tensor],
+    ) -> None:
         self.shared, self.certain = False, True
         self._graph, self._params, self._b = graph, params, b
         guess = b == 1 or is_capturing()
         self._axes, self._hidden = (
-            (_guessed_axes(graph, b), set()) if guess else find_axes(graph, output, params, b)
+            (_guessed_axes(graph, b), set()) if guess else find_axes(graph, output, params, b, rest)
         )
         self._users: dict[Node, list[tuple[Node, int, int]]] = {}
         for node in graph.nodes:
@@ -188,7 +195,7 @@ def _guessed_axes(graph: Graph, b: int) -> Axes:
 
 
 def find_axes(
-    graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int
+    graph: Graph, output: Tensor, params: Mapping[str, Tensor], b: int, rest: Mapping[str, Tensor]
 ) -> tuple[Axes, set[tuple[int, int]]]:
     """Return where the samples are in all results of a graph with its output [b, ...]; the graph stays.
 
@@ -220,7 +227,7 @@ def find_axes(
 
         return receive
 
-    with without_zeros(params):
+    with without_zeros({**params, **rest}):
         for store, seeds in ((first, given), (second, given * codes.view(-1, *(1,) * (output.ndim - 1)))):
             handles = [
                 node.register_prehook(watch(number, store))
