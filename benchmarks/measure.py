@@ -17,7 +17,7 @@ from benchmarks.breakdown import Breakdown, profile_step
 from benchmarks.convolutions import Convolution, time_convolutions
 from benchmarks.counts import Counts, count_operations
 from benchmarks.packages import LAST, Prepared
-from benchmarks.paths import OURS, PATHS, Path, kernels_form, loop, low_memory, ours, parameters_of, sgd
+from benchmarks.paths import OURS, PATHS, Path, kernels_form, loop, least_memory, ours, parameters_of, sgd
 from benchmarks.problem import Problem, Shape, make_problem
 from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, repeats, timed
 from gramgn.errors import first_line
@@ -283,12 +283,12 @@ def _reference_step(problem: Problem) -> tuple[Tensor, str]:
         return _moved(loop(exact, 1.0, ""), exact, 1.0), "float64, one backward pass per sample"
     few = exact.first(min(CHECKED, problem.shape.batch))
     by_loop = _moved(loop(few, 1.0, ""), few, 1.0)
-    streamed = _moved(low_memory(few, 1.0, ""), few, 1.0)
+    streamed = _moved(least_memory(few, 1.0, ""), few, 1.0)
     how = (
         f"float64, streamed; {_relative(streamed, by_loop):.0e} from one backward pass per sample on "
         f"{few.shape.batch} samples"
     )
-    return _moved(low_memory(exact, 1.0, ""), exact, 1.0), how
+    return _moved(least_memory(exact, 1.0, ""), exact, 1.0), how
 
 
 def _moved(prepared: Prepared, problem: Problem, lr: float) -> Tensor:

@@ -115,9 +115,9 @@ def without_kernels(problem: Problem, lr: float, variant: str) -> Prepared:
     return ours(problem, lr, variant, Stream(kernels=OFF))
 
 
-def low_memory(problem: Problem, lr: float, variant: str) -> Prepared:
+def least_memory(problem: Problem, lr: float, variant: str) -> Prepared:
     """Our streaming engine without a stored J: the update by a second, weighted backward pass."""
-    return ours(problem, lr, variant, Stream(low_memory=True))
+    return ours(problem, lr, variant, Stream(memory_budget="least"))
 
 
 def vmap(problem: Problem, lr: float, variant: str) -> Prepared:
@@ -173,7 +173,7 @@ PATHS = {
         Path("sgd", "SGD", sgd, SGD_VARIANTS),
         Path("ours", "ours", ours, FORMATS, kernels="auto"),
         Path("ours-plain", "ours, no kernels", without_kernels, FORMATS, kernels=OFF),
-        Path("low-memory", "ours, low_memory", low_memory, FORMATS, kernels="auto"),
+        Path("low-memory", "ours, J not held", least_memory, FORMATS, kernels="auto"),
         Path("vmap", "torch.func vmap(grad)", vmap, FORMATS, apart=True),
         Path("opacus", "Opacus", opacus, FORMATS, "opacus", apart=True, remark=PER_SAMPLE),
         Path("backpack", "BackPACK", backpack, BACKPACK_VARIANTS, "backpack", apart=True, remark=PER_SAMPLE),

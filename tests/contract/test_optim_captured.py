@@ -118,8 +118,8 @@ def test_a_network_that_changed_is_rejected() -> None:
     ("options", "message"),
     [
         ({"engine": "vmap"}, "only engine='stream'"),
-        ({"engine": Stream(chunk_size=4)}, "chunk_size and low_memory"),
-        ({"engine": Stream(low_memory=True)}, "chunk_size and low_memory"),
+        ({"engine": Stream(chunk_size=4)}, "chunk_size and memory_budget"),
+        ({"engine": Stream(memory_budget="least")}, "chunk_size and memory_budget"),
         ({"loss": "cross_entropy"}, "checked on the host"),
     ],
     ids=str,

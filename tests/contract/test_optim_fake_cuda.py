@@ -100,7 +100,7 @@ ENGINES = {
     "stream": {},
     "no small blocks": {"conv_path": "columns"},
     "probe": {"conv_path": "probe"},
-    "low memory": {"low_memory": True},
+    "low memory": {"memory_budget": "least"},
     "chunks": {"chunk_size": 2},
     "chunks that fit": {"chunk_size": "auto"},
     "vmap": {"name": "vmap"},

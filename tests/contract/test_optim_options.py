@@ -52,12 +52,17 @@ def built(model: nn.Module, **options: Any) -> GramGaussNewton:
             "chunk_size is an option of engine 'stream' and 'vmap'",
         ),
         (
-            {"engine": {"name": "vmap", "low_memory": True}},
-            "low_memory is an option of engine 'stream'; engine",
+            {"engine": {"name": "vmap", "memory_budget": "least"}},
+            "memory_budget is an option of engine 'stream'; engine",
         ),
         ({"engine": {"chunk_sise": 2}}, "engine has no 'chunk_sise': did you mean 'chunk_size'?"),
-        ({"engine": {"low_memory": True, "chunk_size": 2}}, "chunk_size can bound nothing"),
-        ({"engine": {"low_memory": True}, "loss": "cross_entropy"}, "needs one residual per sample"),
+        *(
+            (
+                {"engine": {"memory_budget": wrong}},
+                "memory_budget must be None, 'auto', 'least' or, in bytes, a whole number of at least 1, got",
+            )
+            for wrong in (0, -1, 2.5, "256 things", True)
+        ),
         ({"engine": {"conv_path": "fast"}}, "conv_path must be one of 'static', 'probe', "),
         (
             {"engine": {"jacobian_dtype": "float16"}},
@@ -191,7 +196,7 @@ def test_engines_are_names_options_or_mappings() -> None:
         "name": "stream",
         "chunk_size": None,
         "conv_path": "static",
-        "low_memory": False,
+        "memory_budget": None,
         "jacobian_dtype": None,
         "kernels": "auto",
     }

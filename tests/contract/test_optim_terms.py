@@ -101,7 +101,7 @@ def test_steps_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     ("options", "message"),
     [
         ({"loss": "cross_entropy"}, "terms are residuals of least squares"),
-        ({"engine": Stream(low_memory=True)}, "with terms J is held"),
+        ({"engine": Stream(memory_budget="least")}, "with terms J is held"),
         ({"engine": Stream(jacobian_dtype="bfloat16")}, "with terms J is held"),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_trainer_takes_captured_steps() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"chunk_size": 8}, {"chunk_size": "auto"}, {"low_memory": True}, {"conv_path": "probe"}],
+    [{"chunk_size": 8}, {"chunk_size": "auto"}, {"memory_budget": "least"}, {"conv_path": "probe"}],
     ids=str,
 )
 def test_memory_and_speed_options_agree_on_the_device(options: dict) -> None:

@@ -76,7 +76,7 @@ def test_minimum_norm_of_a_regular_system_is_its_solution() -> None:
 
 @pytest.mark.filterwarnings("ignore:GramGaussNewton. the small eigenvalues:RuntimeWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("engine", [Stream(), Stream(low_memory=True), Vmap(), Loop(), Rows()])
+@pytest.mark.parametrize("engine", [Stream(), Stream(memory_budget="least"), Vmap(), Loop(), Rows()])
 @pytest.mark.parametrize("num_different", [1, 2])
 def test_equal_samples_without_damping(dtype: torch.dtype, engine: Options, num_different: int) -> None:
     """Of 128 samples with 1 or 2 different ones G has that rank, and the step is that of least squares.

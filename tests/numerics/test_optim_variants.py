@@ -286,7 +286,7 @@ def test_without_any_damping_there_is_no_momentum() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [Stream(chunk_size=2), Stream(chunk_size="auto"), Stream(low_memory=True)], ids=str
+    "kind", [Stream(chunk_size=2), Stream(chunk_size="auto"), Stream(memory_budget="least")], ids=str
 )
 @pytest.mark.parametrize(
     "options",

@@ -278,7 +278,7 @@ def test_gradients_that_are_no_derivatives_are_rejected(options: Stream | Vmap |
 
 
 @pytest.mark.parametrize(
-    "options", [Stream(), Stream(chunk_size=2), Stream(low_memory=True), Vmap(), Loop()], ids=str
+    "options", [Stream(), Stream(chunk_size=2), Stream(memory_budget="least"), Vmap(), Loop()], ids=str
 )
 @pytest.mark.parametrize("kind", [{"sparse": True}, {"max_norm": 0.5}], ids=str)
 def test_tables_with_sparse_gradients_or_bounded_norms(options: Stream | Vmap | Loop, kind: dict) -> None:

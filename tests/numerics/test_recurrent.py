@@ -242,7 +242,7 @@ def test_a_step_of_an_unbatched_cell_or_layer_is_right_for_one_sample() -> None:
         assert_right(Problem(cells, (sequences(1),), torch.sin), Stream().build())
 
 
-WAYS = [Stream(chunk_size=1), Stream(chunk_size=3), Stream(low_memory=True), Vmap()]
+WAYS = [Stream(chunk_size=1), Stream(chunk_size=3), Stream(memory_budget="least"), Vmap()]
 
 
 @pytest.mark.parametrize("kind", KINDS.values())

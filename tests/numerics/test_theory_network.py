@@ -44,7 +44,7 @@ def test_jacobian_is_autograds(activation: str) -> None:
 
 @pytest.mark.parametrize("activation", SMOOTH)
 @pytest.mark.parametrize("b", [1, 12])
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 5}, {"low_memory": True}])
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 5}, {"memory_budget": "least"}])
 def test_streaming_engine_on_vectors(activation: str, b: int, options: dict[str, Any]) -> None:
     """G, J d and J^T u of engine="stream" for vectors, where a linear layer is held as factors."""
     x, y = sphere(12, 5)

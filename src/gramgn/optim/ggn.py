@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gramgn.optim.acceptance import Armijo, Grid, LevenbergMarquardt, Line, Outcome, Trial, make_acceptance
 from gramgn.optim.algorithm import LinearModel, Step, add_step_, linear_model, propose
 from gramgn.optim.closure import Closure, Trained, trainable
-from gramgn.optim.engines import Options, Stream, engine_options
+from gramgn.optim.engines import Options, engine_options
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.guards import (
     check_batch_statistics,

@@ -1,12 +1,12 @@
 """The memory budget: what one sample of a batch needs, counted, and the cheapest way to J that fits.
 
-b samples, q outputs and k residuals per sample, m parameters. Everything is in bytes.
+b samples, q outputs and k residuals per sample, m parameters. Sizes are in bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,8 @@ class Sizes:
         num_samples: b.
         num_outputs: q.
         num_groups: The number of parameter groups, each of which has its own G.
-        params: All trained parameters.
+        num_params: m.
+        params: All trained parameters, in bytes.
         activations: What the forward pass of one sample keeps for the backward pass.
         held: J of one sample and q residuals, by the names of the parameters that are held together, in the order in
             which the backward pass forms it: last layers first.
@@ -48,14 +49,15 @@ class Sizes:
     num_samples: int
     num_outputs: int
     num_groups: int
+    num_params: int
     params: int
     activations: int
     held: Mapping[tuple[str, ...], int]
     flop: int
 
-    def jacobian(self, k: int, names: Sequence[tuple[str, ...]] | None = None) -> int:
+    def jacobian(self, k: int, blocks: Iterable[tuple[str, ...]] | None = None) -> int:
         """Return the size of J of the whole batch for k residuals per sample, or of some of its blocks."""
-        of_sample = sum(self.held[each] for each in (self.held if names is None else names))
+        of_sample = sum(self.held.values()) if blocks is None else sum(self.held[names] for names in blocks)
         return math.ceil(of_sample * self.num_samples * k / self.num_outputs)
 
     def largest(self, k: int) -> int:
@@ -67,14 +69,14 @@ class Sizes:
         return 8 * (self.num_samples * k) ** 2 * (2 * self.num_groups + 3) + 2 * self.params
 
     def operations(self, k: int, num_groups: int) -> float:
-        """Return the floating point operations of a step with J in groups of parameters, at most.
+        """Return the floating point operations of a step with J in groups of parameters, at most; 0: with all of J.
 
-        One forward pass for the residuals; per group a forward pass and k passes backward to its first layer; the
-        blocks; the products in G; one pass forward and backward, with the parameters' gradients, for J^T u.
+        With groups: one forward pass for the residuals; per group a forward pass and k passes backward to its first
+        layer; the blocks of J; one pass forward and backward, with the gradients of the parameters, for J^T u. In both
+        cases the products in G.
         """
-        passes = 1 + num_groups * (1 + k) + k + 3
-        m = self.params / 4
-        return passes * self.num_samples * self.flop + m * (self.num_samples * k) ** 2
+        passes = 1 + 2 * k if num_groups == 0 else 1 + num_groups * (1 + k) + k + 3
+        return passes * self.num_samples * self.flop + self.num_params * (self.num_samples * k) ** 2
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
         raise ValueError(
             f"memory_budget is {text(limit)} ({limit} bytes), and the smallest with which a step on {b} samples works "
             f"is {least} bytes ({text(least)}): {text(largest)} for the rows of the largest parameter "
-            f"({' and '.join(max(sizes.held, key=lambda names: sizes.held[names]))}), {text(chunk * a)} for the "
+            f"({' and '.join(max(sizes.held, key=sizes.held.__getitem__))}), {text(chunk * a)} for the "
             f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
             "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
         )

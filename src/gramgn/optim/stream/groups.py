@@ -156,6 +156,7 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         batch.size,
         q,
         trained.num_groups,
+        sum(param.numel() for param in trained.params.values()),
         sum(param.nbytes for param in trained.params.values()),
         stored // few,
         found | dict.fromkeys(idle, 0),
@@ -463,7 +464,8 @@ class InGroups(Run):
         seconds = forward_s * (num + 4) + sum(backward) + rest_s
         given = "'least'" if budget.limit is None else text(budget.limit)
         warnings.warn(
-            f"GramGaussNewton: J takes {text(sum(sizes))} and memory_budget is {given}, so a step forms J in {num} group{'s' * (num > 1)} of parameters, {self.chunk} of {b} samples at a time: at most "
+            f"GramGaussNewton: J takes {text(sum(sizes))} and memory_budget is {given}, so a step forms J in {num} "
+            f"group{'s' * (num > 1)} of parameters, {self.chunk} of {b} samples at a time: at most "
             f"{self.sizes.operations(k, num):.2g} floating point operations per step (all of J at once: "
             f"{self.sizes.operations(k, 0):.2g}), and about {seconds:.2g} s by the time of the first group",
             RuntimeWarning,
