@@ -17,7 +17,7 @@ from benchmarks.breakdown import Breakdown, profile_step
 from benchmarks.convolutions import Convolution, time_convolutions
 from benchmarks.counts import Counts, count_operations
 from benchmarks.packages import LAST, Prepared
-from benchmarks.paths import OURS, PATHS, Path, kernels_form, loop, least_memory, ours, parameters_of, sgd
+from benchmarks.paths import OURS, PATHS, Path, kernels_form, least_memory, loop, ours, parameters_of, sgd
 from benchmarks.problem import Problem, Shape, make_problem
 from benchmarks.timing import WARM_UP, Spread, interleaved, ratios, repeats, timed
 from gramgn.errors import first_line

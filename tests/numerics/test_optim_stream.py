@@ -252,6 +252,7 @@ def test_what_happens_inside_a_module_without_a_rule_is_followed(build) -> None:
     assert_right(problem, StreamEngine())
 
 
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. J takes:RuntimeWarning")
 @pytest.mark.parametrize("budget", [None, "least"])
 @pytest.mark.parametrize("build", UNSEEN.values(), ids=list(UNSEEN))
 def test_what_the_engine_cannot_follow_is_detected(build, budget: str | None) -> None:

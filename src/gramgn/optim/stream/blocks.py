@@ -48,6 +48,10 @@ class Buffers:
             flat = self._flat[name] = torch.empty(size, dtype=like.dtype, device=like.device)
         return flat[:size].view(shape)
 
+    def nbytes(self) -> int:
+        """Return the size of the memory that was given out."""
+        return sum(flat.nbytes for flat in self._flat.values())
+
     def __getstate__(self) -> dict[str, Any]:
         return {"_flat": {}, "_kept": {}}
 

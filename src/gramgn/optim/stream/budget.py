@@ -40,7 +40,7 @@ class Sizes:
         num_groups: The number of parameter groups, each of which has its own G.
         num_params: m.
         params: All trained parameters, in bytes.
-        activations: What the forward pass of one sample keeps for the backward pass.
+        activations: What the forward pass of one sample keeps for the backward pass, and what forming its blocks takes.
         held: J of one sample and q residuals, by the names of the parameters that are held together, in the order in
             which the backward pass forms it: last layers first.
         flop: Floating point operations of one sample's forward pass.
@@ -121,10 +121,11 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
         chunk = max(1, min(chunk, (room - largest) // a))
     if largest + chunk * a > room:
         least = sizes.fixed(k) + largest + chunk * a
+        names = max(sizes.held.items(), key=lambda item: item[1])[0]
         raise ValueError(
             f"memory_budget is {text(limit)} ({limit} bytes), and the smallest with which a step on {b} samples works "
             f"is {least} bytes ({text(least)}): {text(largest)} for the rows of the largest parameter "
-            f"({' and '.join(max(sizes.held, key=sizes.held.__getitem__))}), {text(chunk * a)} for the "
+            f"({' and '.join(names)}), {text(chunk * a)} for the "
             f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
             "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
         )

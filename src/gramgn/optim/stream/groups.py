@@ -158,7 +158,7 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         trained.num_groups,
         sum(param.numel() for param in trained.params.values()),
         sum(param.nbytes for param in trained.params.values()),
-        stored // few,
+        (stored + run.memories.buffers.nbytes()) // few,
         found | dict.fromkeys(idle, 0),
         operations.flop // few,
     )
@@ -322,7 +322,7 @@ class InGroups(Run):
         self, slopes: Tensor, take: Callable[[Accumulator], object], comparison: Comparison | None = None
     ) -> None:
         """Form the columns of J of one group of parameters after the other, and let `take` use them."""
-        groups = self._groups(slopes.shape[1])
+        groups = self.groups(slopes.shape[1])
         arena = Arena(max(group.size for group in groups) + ALIGNED * len(self.trained.params))
         self.structures.clear()
         for number, group in enumerate(groups):
@@ -434,7 +434,7 @@ class InGroups(Run):
                 "or leave memory_budget out"
             )
 
-    def _groups(self, k: int) -> list[Group]:
+    def groups(self, k: int) -> list[Group]:
         """Return the groups of parameters for k residuals per sample."""
         budget, trained = self.engine.budget, self.trained
         assert budget is not None

@@ -1,0 +1,290 @@
+"""J by groups of parameters within a memory budget: the same step, in less memory."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, CASES_BY_NAME, Case, Problem, flattened, relative_error, vjp
+from torch import Tensor, nn
+
+from gramgn import GramGaussNewton, Stream
+from gramgn.optim import Linearisation, SquaredError
+from gramgn.optim.stream import GroupedJacobian, InGroups
+
+EXACT = 1e-11
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:GramGaussNewton. no rule for:UserWarning"),
+    pytest.mark.filterwarnings("ignore:GramGaussNewton. J takes:RuntimeWarning"),
+]
+
+
+def linearised(problem: Problem, num_groups: int = 1, **options: Any) -> Linearisation:
+    engine = Stream(**options).build()
+    return engine.linearise(problem.model, problem.trained(num_groups), problem.closure, SquaredError())
+
+
+def least(problem: Problem, **options: Any) -> int:
+    """Return the smallest budget that works, which the error of a smaller one names."""
+    with pytest.raises(ValueError, match="memory_budget is 1 bytes") as error:
+        linearised(problem, memory_budget=1, **options)
+    found = re.search(r"works is (\d+) bytes", str(error.value))
+    assert found is not None
+    return int(found[1])
+
+
+def num_groups_with(problem: Problem, budget: int) -> int:
+    """Return the number of groups of parameters in which J is formed; 0 where it is not formed so."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        linearised(problem, memory_budget=budget)
+    found = [re.search(r"in (\d+) groups? of parameters", str(warning.message)) for warning in caught]
+    return next((int(match[1]) for match in found if match), 0)
+
+
+def budget_for(problem: Problem, num_groups: int) -> int:
+    """Return a budget with which J is formed in that number of groups."""
+    smallest = least(problem)
+    for step in range(60):
+        budget = int(smallest * 1.04**step)
+        if num_groups_with(problem, budget) == num_groups:
+            return budget
+    raise AssertionError(f"no budget leads to {num_groups} groups")
+
+
+def errors(J: Linearisation, problem: Problem, expected: Tensor, num_groups: int = 1) -> list[float]:
+    """Return the relative errors of G, J^T u and J d."""
+    u = torch.randn(len(expected), dtype=torch.float64)
+    d = torch.randn(expected.shape[1], dtype=torch.float64)
+    return [
+        relative_error(J.gram().sum(dim=0), expected @ expected.T),
+        relative_error(flattened(vjp(J, problem.trained(num_groups), u)), expected.T @ u),
+        relative_error(J.jvp(problem.split(d)), expected @ d),
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_budget_gives_the_jacobian_of_the_whole_batch(case: Case) -> None:
+    """G02: the table of cases, from the smallest budget on, with one parameter group and with three."""
+    problem, expected = case.make(), case.jacobian()
+    smallest = least(problem)
+    for factor, num_groups in ((1.0, 3), (1.3, 1), (2.0, 1)):
+        J = linearised(problem, num_groups, memory_budget=int(factor * smallest))
+        assert max(errors(J, problem, expected, num_groups)) < EXACT
+    J = linearised(problem, memory_budget="least", chunk_size=1)
+    assert max(errors(J, problem, expected)) < EXACT
+    assert J.reading.residual.shape == problem.closure().shape
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "SPRING, weight decay": {"momentum": 0.9, "weight_decay": 0.1},
+    "decoupled decay": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "trace": {"damping_convention": "trace", "momentum": 0.5},
+    "LM": {"adaptive_damping": {"factor": 5.0}, "alpha": 1e-4, "momentum": 0.9},
+    "armijo": {"line_search": "armijo", "alpha": 1e-4},
+    "grid": {"line_search": "grid", "alpha": 1e-3},
+}
+
+
+@pytest.mark.parametrize("name", ["resnet_fixup", "resnet_fixup_two_outputs", "tied_weights"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_every_option_takes_the_same_steps(name: str, options: dict[str, Any]) -> None:
+    ends = []
+    smallest = least(CASES_BY_NAME[name].make())
+    for engine in (Stream(), Stream(memory_budget=smallest), Stream(memory_budget="least", chunk_size=2)):
+        problem = CASES_BY_NAME[name].make()
+        params = list(problem.model.parameters())
+        groups = [{"params": params[::2]}, {"params": params[1::2], "lr": 0.7}]
+        optimizer = GramGaussNewton(
+            problem.model, groups, **{"lam": 1.0, "alpha": 0.1, **options}, engine=engine
+        )
+        for _ in range(3):
+            optimizer.step(problem.closure)
+        ends.append(problem.flat())
+    assert relative_error(ends[1], ends[0]) < EXACT
+    assert relative_error(ends[2], ends[0]) < EXACT
+
+
+@pytest.mark.parametrize("num_groups", [1, 3, 5])
+def test_the_number_of_groups_changes_nothing(num_groups: int) -> None:
+    """With one group, J fits and only the activations do not: then it is formed in chunks of samples."""
+    problem, expected = CASES_BY_NAME["norms"].make(), CASES_BY_NAME["norms"].jacobian()
+    smallest = least(problem)
+    budget = 3 * smallest if num_groups == 1 else budget_for(problem, num_groups)
+    J = linearised(problem, memory_budget=budget)
+    assert isinstance(J.jacobian, GroupedJacobian) == (num_groups > 1)
+    assert max(errors(J, problem, expected)) < EXACT
+
+
+def test_cross_entropy() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 3
+    first = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    ends = []
+    for engine in (Stream(), Stream(memory_budget="least"), Stream(memory_budget="least", chunk_size=1)):
+        model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+        model.load_state_dict(first.state_dict())
+        optimizer = GramGaussNewton(
+            model, lam=1.0, alpha=0.1, momentum=0.9, loss="cross_entropy", engine=engine
+        )
+        for _ in range(3):
+            optimizer.step(lambda model=model: (model(x), labels))
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert relative_error(ends[1], ends[0]) < EXACT
+    assert relative_error(ends[2], ends[0]) < EXACT
+
+
+def test_a_group_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong variant fails: where J is compared with autograd, and in the comparison of these tests."""
+    problem, expected = CASES_BY_NAME["resnet_fixup"].make(), CASES_BY_NAME["resnet_fixup"].jacobian()
+    smallest, groups = least(problem), InGroups.groups
+    monkeypatch.setattr(InGroups, "groups", lambda run, k: groups(run, k)[1:])
+    with pytest.raises(ValueError, match="is not autograd's"):
+        linearised(problem, memory_budget=smallest)
+    monkeypatch.setattr(InGroups, "verify", lambda *args, **options: None)
+    monkeypatch.setattr(InGroups, "woke", lambda *args: False)
+    monkeypatch.setattr(InGroups, "expect", lambda run, *args: run.output)
+    of_gram, of_vjp, of_jvp = errors(linearised(problem, memory_budget=smallest), problem, expected)
+    assert min(of_gram, of_jvp) > 1e-3
+    assert of_vjp < EXACT  # which does not go by groups
+
+
+def test_samples_that_mix_are_noticed() -> None:
+    """G01: also where each chunk holds one sample."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 4).double()
+
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.last = layer, nn.Linear(4, 2).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.layer(x)
+            return self.last(torch.tanh(x - x.mean(dim=0)))
+
+    problem = Problem(Mixing(), (torch.randn(6, 5, dtype=torch.float64),), torch.sin)
+    for chunk_size in (1, 2):
+        with pytest.raises(ValueError, match=r"is not autograd's|returns other outputs|mixes samples"):
+            linearised(problem, memory_budget="least", chunk_size=chunk_size)
+
+
+def test_dropout_draws_the_same_masks_for_all_groups() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)
+    ).double()
+    x = torch.randn(8, 5, dtype=torch.float64)
+    found = []
+    for engine in (Stream(chunk_size=2), Stream(memory_budget="least", chunk_size=2)):
+        torch.manual_seed(1)
+        J = engine.build().linearise(
+            model, Problem(model, (x,), torch.sin).trained(), lambda: model(x), SquaredError()
+        )
+        found.append((J.gram()[0], J.reading.residual, torch.get_rng_state()))
+    assert relative_error(found[1][0], found[0][0]) < EXACT
+    assert torch.allclose(found[1][1], found[0][1])
+    assert torch.equal(found[1][2], found[0][2])
+
+
+def test_a_network_that_does_not_repeat_itself_is_rejected() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = [0]
+            self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls[0] += 1
+            return self.last(torch.tanh(self.calls[0] * self.first(x)))
+
+    model = Counting().double()
+    problem = Problem(model, (torch.randn(6, 5, dtype=torch.float64),), torch.sin)
+    with pytest.raises(ValueError, match="returned other outputs when it was run again"):
+        linearised(problem, memory_budget="least")
+
+
+def test_the_cost_is_reported_once_before_the_first_step() -> None:
+    problem = CASES_BY_NAME["norms"].make()
+    optimizer = GramGaussNewton(
+        problem.model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=budget_for(problem, 3))
+    )
+    before = problem.flat()
+
+    def closure() -> Tensor:
+        assert torch.equal(problem.flat(), before)
+        return problem.closure()
+
+    cost = r"in 3 groups of parameters, .*floating point operations per step .*about [\d.e+-]+ s by the time"
+    with pytest.warns(RuntimeWarning, match=cost):
+        optimizer.step(closure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(problem.closure)
+
+
+def test_the_smallest_budget_is_named_and_works() -> None:
+    problem = CASES_BY_NAME["resnet_fixup_two_outputs"].make()
+    for options in ({}, {"chunk_size": 2}):
+        smallest = least(problem, **options)
+        linearised(problem, memory_budget=smallest, **options)
+        with pytest.raises(
+            ValueError, match=f"the smallest with which a step on .* works is {smallest} bytes"
+        ):
+            linearised(problem, memory_budget=smallest - 1, **options)
+
+
+def test_auto_is_kept_in_the_state() -> None:
+    """A resumed run divides J as it did, whatever is free then."""
+    problem = CASES_BY_NAME["mlp"].make()
+    engine = Stream(memory_budget="auto").build()
+    engine.linearise(problem.model, problem.trained(), problem.closure, SquaredError())
+    state = engine.state_dict()
+    assert state["memory_budget"] > 0
+    other = Stream(memory_budget="auto").build()
+    other.load_state_dict({**state, "memory_budget": 1})
+    with pytest.raises(ValueError, match="memory_budget is 1 bytes"):
+        other.linearise(problem.model, problem.trained(), problem.closure, SquaredError())
+
+
+PEAK = """
+    import resource, sys, torch
+    from gramgn.malloc import give_freed_blocks_back
+    give_freed_blocks_back()
+    from gramgn import GramGaussNewton, Stream
+    from gramgn.models import ResNetFixup
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    def step(depth, b, budget):
+        model, x = ResNetFixup(depth, in_channels=3), torch.randn(b, 3, 32, 32)
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=budget))
+        return lambda: optimizer.step(lambda: model(x) - 1)
+
+    step(20, 8, None)()  # loads libraries
+    run = step(20, 96, eval(sys.argv[1]))
+    resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+    run()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident)
+"""
+
+
+def added_bytes(budget: int | None) -> int:
+    """Return what a step adds to the memory of a process at its peak; J alone takes 98 MiB."""
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PEAK), repr(budget)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_peak_stays_within_the_budget() -> None:
+    """G02: at most a fifth more than the budget, which J alone would exceed."""
+    budget = 72 * 2**20
+    assert added_bytes(budget) < 1.2 * budget < 98 * 2**20 < added_bytes(None)
