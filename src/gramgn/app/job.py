@@ -27,7 +27,7 @@ from gramgn.app.recording import (
 from gramgn.app.trained import load_state
 from gramgn.damping import alpha_to_sum
 from gramgn.errors import ConfigError, DataError, InputError, JobFailedError, counted, first_line
-from gramgn.optim import is_out_of_memory, kernels
+from gramgn.optim import BudgetError, is_out_of_memory, kernels
 from gramgn.progress import say
 from gramgn.records import RunFolder, UnwrittenFolder, checkpoint_identity
 from gramgn.stopping import deferred_signals
@@ -106,7 +106,10 @@ def train(job: Job) -> dict[str, Any]:
             with parts.clock.part("startup"):
                 trainer = _trainer(job, parts, recording)
             with deferred_signals() as stop:
-                trainer.fit(stop)
+                try:
+                    trainer.fit(stop)
+                except BudgetError as error:
+                    raise ConfigError(f"optimizer.engine.memory_budget: {error}") from error
         except Diverged as error:
             record = recording.close(error)
         except BaseException as error:

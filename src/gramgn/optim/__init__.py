@@ -25,12 +25,14 @@ from gramgn.optim.info import StepInfo, TermInfo
 from gramgn.optim.losses import CrossEntropy, Loss, Reading, SquaredError
 from gramgn.optim.runtime import float64_home, is_out_of_memory, jacobian_eps
 from gramgn.optim.solve import Solution, SolveError, solve_system
+from gramgn.optim.stream import BudgetError
 from gramgn.optim.terms import OneSample, Term
 from gramgn.optim.vmap import VmapEngine
 
 __all__ = [
     "Armijo",
     "BlockLinearisation",
+    "BudgetError",
     "CrossEntropy",
     "Engine",
     "GramGaussNewton",

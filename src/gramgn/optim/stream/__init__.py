@@ -8,6 +8,7 @@ To support another module type, write one small function in `rules.py` and regis
 """
 
 from gramgn.optim.stream.blocks import Buffers, Memory
+from gramgn.optim.stream.budget import BudgetError
 from gramgn.optim.stream.conv import CONV_PATHS, PATHS, applicable, geometry_of, static_choice
 from gramgn.optim.stream.engine import StreamEngine
 from gramgn.optim.stream.groups import GroupedJacobian, InGroups
@@ -18,6 +19,7 @@ __all__ = [
     "BACKENDS",
     "CONV_PATHS",
     "PATHS",
+    "BudgetError",
     "Buffers",
     "GroupedJacobian",
     "InGroups",

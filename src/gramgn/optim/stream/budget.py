@@ -30,6 +30,10 @@ COUNTED = 2
 """The number of samples on which sizes are counted."""
 
 
+class BudgetError(ValueError):
+    """A budget is too small for a step."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What a batch needs.
@@ -97,7 +101,7 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
     """Return the cheapest way to J of a batch that fits into `limit` bytes; None: the cheapest that does not hold J.
 
     Raises:
-        ValueError: None fits.
+        BudgetError: None fits.
     """
     b, k, a = sizes.num_samples, sizes.num_outputs, max(1, sizes.activations)
     # At least two chunks, so that blocks are written into the memory that is kept for them.
@@ -122,7 +126,7 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
     if largest + chunk * a > room:
         least = sizes.fixed(k) + largest + chunk * a
         names = max(sizes.held.items(), key=lambda item: item[1])[0]
-        raise ValueError(
+        raise BudgetError(
             f"memory_budget is {text(limit)} ({limit} bytes), and the smallest with which a step on {b} samples works "
             f"is {least} bytes ({text(least)}): {text(largest)} for the rows of the largest parameter "
             f"({' and '.join(names)}), {text(chunk * a)} for the "
