@@ -84,20 +84,20 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Way:
     """A way to J.
 
     Attributes:
-        way: `"whole"`: J is held. `"dropped"`: each block is dropped once it is multiplied, and J^T u takes a second
+        name: `"whole"`: J is held. `"dropped"`: each block is dropped once it is multiplied, and J^T u takes a second
             backward pass. `"groups"`: J is formed by groups of parameters.
         chunk: The number of samples at a time; None: the whole batch.
     """
 
-    way: str
+    name: str
     chunk: int | None = None
 
 
-def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
+def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
     """Return the cheapest way to J of a batch that fits into `limit` bytes; None: the cheapest that does not hold J.
 
     Raises:
@@ -108,18 +108,18 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
     most = math.ceil(b / 2)
     if limit is None:
         whole = k == 1 and chunk_size is None
-        return Plan("dropped") if whole else Plan("groups", min(most, chunk_size or b))
+        return Way("dropped") if whole else Way("groups", min(most, chunk_size or b))
     room = limit - sizes.fixed(k)
     J, largest = sizes.jacobian(k), sizes.largest(k)
     if chunk_size is None:
         if J + b * a <= room:
-            return Plan("whole")
+            return Way("whole")
         if J + a <= room:
-            return Plan("whole", min(b, (room - J) // a))
+            return Way("whole", min(b, (room - J) // a))
         if k == 1 and largest + b * a <= room:
-            return Plan("dropped")
+            return Way("dropped")
     elif J + min(b, chunk_size) * a <= room:
-        return Plan("whole", chunk_size)
+        return Way("whole", chunk_size)
     chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
     if chunk_size is None:
         chunk = max(1, min(chunk, (room - largest) // a))
@@ -133,7 +133,7 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Plan:
             f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
             "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
         )
-    return Plan("groups", chunk)
+    return Way("groups", chunk)
 
 
 def grouped(sizes: Sizes, limit: int | None, k: int, chunk: int) -> list[tuple[list[str], int]]:

@@ -85,12 +85,12 @@ class WithinBudget:
         chunk_size = chunk_size if isinstance(chunk_size, int) else None
         limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
         plan = choose(sizes, limit, chunk_size)
-        if self.engine.shared is not None and (limit is not None or plan.way != "dropped"):
+        if self.engine.shared is not None and (limit is not None or plan.name != "dropped"):
             raise ValueError(
                 "several ranks divide J among them, and each holds its own rows: leave memory_budget out (or set it to "
                 "'least', for one residual per sample), and start more ranks where J does not fit"
             )
-        if plan.way == "groups":
+        if plan.name == "groups":
             assert plan.chunk is not None
             self.engine.release()
             return InGroups(*given, sizes=sizes, chunk=plan.chunk)
@@ -99,7 +99,7 @@ class WithinBudget:
             in_chunks.chunk = plan.chunk
             return in_chunks
         at_once = AtOnce(*given)
-        if plan.way == "dropped":
+        if plan.name == "dropped":
             self.engine.release()
             at_once.drop = True
         return at_once
