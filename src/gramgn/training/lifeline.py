@@ -72,7 +72,7 @@ class Lifeline:
 
     def __init__(self, rank: int, size: int, store: Store, *, address: str | None, timeout_s: float) -> None:
         self.last_words: Callable[[Verdict], None] = lambda verdict: None
-        self._rank = rank
+        self._rank, self._timeout_s = rank, timeout_s
         self._verdict: Verdict | None = None
         self._changed = threading.Condition()
         self._ended: set[int] = set()
@@ -106,10 +106,10 @@ class Lifeline:
             self._send({"how": DONE})
 
     def leave(self) -> None:
-        """Wait until all ranks are done, rank 0 last, or have ended."""
+        """Wait until all ranks are done, rank 0 last, or have ended, at most as long as for their start."""
         self.done()
         with self._changed:
-            self._changed.wait_for(lambda: self._ended >= set(self._peers))
+            self._changed.wait_for(lambda: self._ended >= set(self._peers), self._timeout_s)
         if not self._rank:
             self._send({"how": DONE})
 

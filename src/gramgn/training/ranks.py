@@ -33,7 +33,7 @@ NOTICE_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
-class RankFailed(JobFailedError):  # noqa: N818 - what ended another process, as this one reports it
+class RankFailedError(JobFailedError):
     """Another rank ended before the run was done.
 
     Attributes:
@@ -210,6 +210,9 @@ class Ranks:
             return
         if self._cause is None or type(self._cause) is StopRequested:
             self._lifeline.leave()
+            verdict = self._lifeline.verdict()
+            if verdict is not None and self._speaks_for_first(verdict):
+                self._speak(_as_error(verdict))  # it may have died while it wrote the last record
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)  # gloo's threads end some processes by a signal when they are destroyed
@@ -259,8 +262,8 @@ def _as_error(verdict: Verdict) -> BaseException:
         return StopAtOnce(verdict.signum)
     if verdict.how == DIED:
         what = verdict.message or "ended without a word (killed, or out of memory?)"
-        return RankFailed(f"rank {verdict.rank} {what}")
-    return RankFailed(f"rank {verdict.rank} failed: {verdict.message}", verdict.details)
+        return RankFailedError(f"rank {verdict.rank} {what}")
+    return RankFailedError(f"rank {verdict.rank} failed: {verdict.message}", verdict.details)
 
 
 def _as_verdict(rank: int, error: BaseException) -> Verdict:
