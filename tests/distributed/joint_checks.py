@@ -275,7 +275,7 @@ def unlike_ranks(rank: int, _: Any) -> dict[str, str]:
     optimizer = optimizer_of(PLAIN, other)
     narrow = 1 if rank else 2
     found["residuals"] = error_of(lambda: optimizer.step(lambda: other(x)[:, :narrow] - y))
-    optimizer = optimizer_of(replace(PLAIN, options={"engine": Stream(low_memory=True)}), model)
+    optimizer = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget="least")}), model)
     found["wrapped"] = error_of(lambda: optimizer_of(PLAIN, nn.parallel.DistributedDataParallel(model)))
     return found
 
