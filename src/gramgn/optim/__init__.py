@@ -9,6 +9,7 @@ what:
 - `spring`: SPRING momentum and weight decay inside the solve, one shift
 - `ggn`: the optimizer itself; `settings`, `state`, `info`: its hyper-parameters, `state_dict` and `StepInfo`
 - `engines`, `stream`, `vmap`, `graph`: how J is formed; `closure`, `outputs`: how the user's closure is called
+- `ranks`: one step on several processes
 - `kernels`: the compiled kernels of the CPU, and how they are chosen
 - `terms`, `rows`: residuals of any kind, and how their J is formed
 - `losses`; `acceptance`: Levenberg-Marquardt and Armijo; `guards`: what is rejected; `runtime`: torch and the machine

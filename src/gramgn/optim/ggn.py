@@ -226,6 +226,7 @@ class GramGaussNewton(torch.optim.Optimizer):
                 `line_search` again per trial point, with the same random numbers and the same state of the network,
                 buffers included. The first tensor that the model is called with holds the samples in its leading
                 dimension; so does every other tensor of that leading size, the rest is shared.
+                With a `process_group`, all processes call `step`, each on its own samples; None: it has none.
             terms: Residuals of any kind; see `Term`. The step minimises the sum over terms of weight times the mean
                 over its samples of |r|^2: rows are scaled by sqrt(weight B / b) for b of B samples in total, so that
                 one term of weight 1 is the step of a closure. With `damping_convention="sum"` it is the sum over
@@ -233,18 +234,22 @@ class GramGaussNewton(torch.optim.Optimizer):
 
         Returns:
             Statistics of the step. Where the status is `"non_finite"`, or the step was `given_up`, no parameter was
-            changed.
+            changed. With a `process_group` those of all samples, equal on all processes, but `gram` on rank 0 alone.
 
         Raises:
             ValueError: The closure breaks its contract, or a value in `param_groups` is out of range.
             RuntimeError: Autocast is on.
             SolveError: No solution was found; no parameter was changed.
             torch.OutOfMemoryError: J does not fit; the message holds an estimate and what to lower.
+            RuntimeError: Another process of the group raised an error of another kind, or has ended.
         """
-        if self._ranks is not None:
-            return step_together(self, self._ranks, closure, terms)
-        batch = self._batch(closure, terms)
-        return self._take(batch, self._linearise(batch))
+        if self._ranks is None:
+            batch = self._batch(closure, terms)
+            info = self._take(batch, self._linearise(batch))
+        else:
+            info = step_together(self, self._ranks, closure, terms)
+        self._count(info)
+        return info
 
     def _batch(self, closure: Closure | None, terms: Sequence[Term] | Term | None) -> StepBatch:
         """Return what a step is taken on, checked, with the state in which the model is."""
@@ -281,7 +286,6 @@ class GramGaussNewton(torch.optim.Optimizer):
             info = report(model, outcome, self._loss)
             if batch.objective is not None:
                 info = batch.objective.report(info)
-        self._count(info)
         return info
 
     def _explained(self, batch: StepBatch, residual: Tensor | None = None) -> AbstractContextManager[None]:

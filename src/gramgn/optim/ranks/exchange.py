@@ -96,6 +96,26 @@ class Bucket:
         return bool(self.parts[0].A)
 
 
+class Rehearsal(GramSum):
+    """Notes which blocks there are, in which order, and keeps none."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self.order: list[Piece] = []
+
+    def add_rows(self, names: Sequence[str], layouts: Sequence[Layout], rows: Tensor) -> None:
+        """Note the rows of parameters."""
+        self.order += [Piece((name,), layout) for name, layout in zip(names, layouts, strict=True)]
+
+    def add_factors(self, factors: Factors) -> None:
+        """Note factors."""
+        self.order.append(Piece.of(factors))
+
+    def finish(self) -> Tensor:
+        """Return nothing in place of G."""
+        return torch.empty(0)
+
+
 class Exchange(GramSum):
     """Takes the blocks of this rank's rows as they become complete, and returns G of all rows on rank 0.
 
@@ -133,6 +153,7 @@ class Exchange(GramSum):
         self._blocks: dict[str, Block] = {}
         self._factors: dict[tuple[str, ...], Factors] = {}
         self._order: list[Piece] = []  # what has arrived
+        self._rehearsed: Rehearsal | None = None
         self._failed = False
         self._under_way: deque[tuple[Any, Bucket, Tensor, Tensor]] = deque()
 
@@ -164,8 +185,15 @@ class Exchange(GramSum):
             b, plan = self.ranks.plans[identity]
             if b == self.num_samples:
                 self._adopt(plan)
+        if self.drop and self.plan is None:
+            self._rehearsed = Rehearsal(self.num_samples)
         self.G = zero_gram(self.trained.num_groups, sum(rows), self.ranks.device)
         return self
+
+    @property
+    def rehearsal(self) -> Rehearsal | None:  # type: ignore[override]
+        """What is to see the blocks first, where they are dropped and there is no plan."""
+        return self._rehearsed
 
     def add_rows(self, names: Sequence[str], layouts: Sequence[Layout], rows: Tensor) -> None:
         """Add the rows [parts, n_r, size] of parameters of one group."""
@@ -218,7 +246,8 @@ class Exchange(GramSum):
 
     def agree(self) -> None:
         """Agree on a plan for what has arrived on all ranks, and start again with it."""
-        given = [order for order in self.ranks.gather_objects(self._order) if order]
+        seen = self._order or (self._rehearsed.order if self._rehearsed else [])
+        given = [order for order in self.ranks.gather_objects(seen) if order]
         plan = _joint_plan(given)
         identity = int.from_bytes(hashlib.sha256(repr((self.num_samples, plan)).encode()).digest()[:7], "big")
         if len(self.ranks.plans) >= MOST_PLANS:
@@ -333,15 +362,19 @@ class Exchange(GramSum):
         own = self._factors.get(part.names)
         if part.A:
             if own is None:
-                return [torch.zeros(self.samples[self.ranks.rank], self._width(part), dtype=self.dtype)]
+                return [self._zeros(self.samples, part)]
             return [each.flatten(1) for each in self._in_places(own, part)]
         (name,) = part.names
         block = self._blocks.get(name) or self._written_out(name)
         if block is None:
-            return [torch.zeros(self.rows[self.ranks.rank], self._width(part), dtype=self.dtype)]
+            return [self._zeros(self.rows, part)]
         if block.layout == part.layout:
             return list(block.rows)
         return [_relaid(block, part.layout, self.trained.params[name].shape)]
+
+    def _zeros(self, heights: Sequence[int], part: Piece) -> Tensor:
+        shape = heights[self.ranks.rank], self._width(part)
+        return torch.zeros(shape, dtype=self.dtype, device=self.ranks.device)
 
     def _in_places(self, factors: Factors, part: Piece) -> tuple[Tensor, Tensor]:
         """Return A and D with as many places as in the plan; tokens as the bits of floating point numbers."""

@@ -42,19 +42,21 @@ JVP, VJP, TRY, DECIDED, FAILED = range(5)
 
 def start_together(optimizer: GramGaussNewton, ranks: Ranks) -> None:
     """Copy the parameters and buffers of rank 0 to all ranks, which must have built the same optimizer."""
-    trained = optimizer._trained()
-    own = _fingerprint(optimizer, trained)
-    other = [rank for rank, (number,) in enumerate(ranks.gather([own], torch.int64)) if number != own]
-    if other and not ranks.leads:
-        other = [ranks.rank]
-    if other:
+    model, trained = optimizer._model, optimizer._trained()
+    tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+    shapes = _number([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
+    several = ranks.gather([_fingerprint(optimizer, trained), shapes], torch.int64)
+    other = next((rank for rank, numbers in enumerate(several) if numbers != several[0]), None)
+    if other is not None:
         raise ValueError(
-            f"rank {other[0]} has another network, parameter groups or options than others: build the optimizer alike "
-            "on all ranks"
+            f"rank {other} has another network, parameter groups or options than rank 0: build the optimizer alike on "
+            "all ranks"
         )
     with torch.no_grad():
-        for tensor in (*optimizer._model.parameters(), *optimizer._model.buffers()):
-            tensor.copy_(ranks.broadcast_(tensor.detach().to(ranks.device).contiguous()))
+        for tensor in tensors:
+            # As bytes, because not every backend knows every dtype.
+            sent = tensor.flatten().view(torch.uint8).to(ranks.device, copy=True)
+            tensor.copy_(ranks.broadcast_(sent).view(tensor.dtype).view(tensor.shape))
 
 
 def step_together(
@@ -121,8 +123,12 @@ def _fingerprint(optimizer: GramGaussNewton, trained: Trained) -> int:
     """Return a number that identifies the trained parameters and all options."""
     params = [(name, tuple(param.shape), param.dtype) for name, param in trained.params.items()]
     groups = [[group[key] for key in (*OF_GROUP, *OF_ALL)] for group in optimizer.param_groups]
-    text = repr((params, trained.groups, groups, optimizer._options, optimizer.counts["steps"]))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    return _number((params, trained.groups, groups, optimizer._options, optimizer.counts["steps"]))
+
+
+def _number(value: object) -> int:
+    """Return a number that identifies what is shown of a value."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:7], "big")
 
 
 def _checksum(trained: Trained) -> int:
@@ -192,6 +198,8 @@ class JointLinearisation:
             Exception: The error of any rank, on all of them.
         """
         ranks, device = exchange.ranks, next(iter(exchange.trained.params.values())).device
+        if exchange.rehearsal is not None and exchange.plan is None:
+            exchange.agree()  # the others do so after their rehearsal
         if exchange.plan is not None:
             exchange.send_rest(failed=error is not None)
         slopes = None

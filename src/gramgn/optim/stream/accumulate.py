@@ -60,6 +60,9 @@ class GramSum:
         products: Multiplies the blocks.
     """
 
+    rehearsal: GramSum | None = None
+    """What is to see the blocks of a backward pass before this sum does; see `agree`."""
+
     def __init__(self, trained: Trained, num_samples: int, num_rows: int, products: Products) -> None:
         self.num_samples = num_samples
         self._group = dict(zip(trained.params, trained.groups, strict=True))
@@ -80,6 +83,9 @@ class GramSum:
         """Return G by group, exactly symmetric."""
         self.G = symmetric(self.G)
         return self.G
+
+    def agree(self) -> None:
+        """Follow the rehearsal."""
 
     def norm(self) -> float:
         """Return the Frobenius norm of J."""

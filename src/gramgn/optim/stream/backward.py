@@ -155,7 +155,15 @@ class Backward:
         ]
         self._hook_sources(nodes)
 
-    def run(self, slopes: Tensor, sums: Accumulator, first: int = 0, *, keep_graph: bool = False) -> None:
+    def run(
+        self,
+        slopes: Tensor,
+        sums: Accumulator,
+        first: int = 0,
+        *,
+        keep_graph: bool = False,
+        again: bool = False,
+    ) -> None:
         """Run one backward pass per residual.
 
         Args:
@@ -163,6 +171,7 @@ class Backward:
             sums: Receives the blocks.
             first: The index of the first sample in the batch.
             keep_graph: Whether the graph is still needed afterwards.
+            again: Whether it is run again, so that the arguments of calls are needed as well.
         """
         k = slopes.shape[1]
         self._sums = sums
@@ -170,7 +179,7 @@ class Backward:
         if self._inputs or self._captured:
             for j in range(k):
                 sums.begin(first, first + self.b, j, self._expected)
-                self._last = j == k - 1
+                self._last = j == k - 1 and not again
                 self._pass(slopes[:, j], keep=not self._last or keep_graph)
             self._pulls.clear()
         self._open = False

@@ -434,12 +434,22 @@ class AtOnce(Run):
         if sums.comparison is not None:
             self.backward.expect(sums.comparison, slopes)
         with torch.no_grad(), span("gramgn.backward"):
+            if sums.grams.rehearsal is not None:
+                self._rehearse(slopes, sums, sums.grams.rehearsal)
             with self.reduced_precision():
                 self.backward.run(slopes, sums, keep_graph=drop)
             sums.finish()
         J = GraphJacobian(sums.G, self.output, slopes, self.trained.params) if drop else self.held(sums)
         self.verify(*self.calls[0], sums, slopes, within=True, again=not several)
         return J
+
+    def _rehearse(self, slopes: Tensor, sums: Accumulator, rehearsal: GramSum) -> None:
+        """Run the backward pass without keeping a block, to see which blocks there are in which order."""
+        once = Accumulator(self.trained, sums.b, sums.k, Buffers(), sums.products, grams=rehearsal, drop=True)
+        with self.reduced_precision():
+            self.backward.run(slopes, once, keep_graph=True, again=True)
+        once.finish()
+        sums.grams.agree()
 
     def form(self, original: Forward, batch: Batch, sums: Accumulator, slopes: Tensor | None) -> Tensor:
         """Form it in one go; see `Run`."""
