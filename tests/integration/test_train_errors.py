@@ -41,7 +41,7 @@ CASES = {
         [
             "optimizer=gnn",
             "did you mean 'ggn'",
-            "adamw, ggn, ggn_lm, ggn_spring, gradient_descent, muon, sgd",
+            "adamw, ggn, ggn_lm, ggn_recommended, ggn_spring, gradient_descent, muon, sgd",
         ],
     ),
     "a subgroup as the help lists it": (

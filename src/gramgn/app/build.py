@@ -11,6 +11,8 @@ import logging
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any, Literal, Union, get_args, get_origin
 
 import hydra.utils
@@ -91,14 +93,21 @@ def _check_arguments(section: str, config: Mapping[str, Any], target: Any, num_p
         return
     given = {key: value for key, value in config.items() if key not in RESERVED}
     check_keys(section, given, [parameter.name for parameter in parameters])
-    try:
-        annotations = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except (NameError, TypeError, AttributeError):  # names that exist for the type checker only
-        return
+    annotations = _annotations(target.__init__ if inspect.isclass(target) else target)
     for key, value in given.items():
         annotation = annotations.get(key, Any)
         if not _fits(value, annotation):
             raise ConfigError(f"{section}.{key}={value!r} must be {_words(annotation)}")
+
+
+def _annotations(function: Any) -> dict[str, Any]:
+    """Return the annotations of a function, without those by names that exist for the type checker only."""
+    found: dict[str, Any] = {}
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    for key, annotation in getattr(function, "__annotations__", {}).items():
+        with suppress(NameError, TypeError, AttributeError):
+            found |= typing.get_type_hints(SimpleNamespace(__annotations__={key: annotation}), names)
+    return found
 
 
 WORDS = {float: "a number", int: "a whole number", bool: "true or false", str: "text", type(None): "null"}
