@@ -140,6 +140,7 @@ report: $(READY) ## one page about all runs, outputs/report/index.html, or about
 bench: $(KERNELS) ## measure a step relative to SGD's and other packages' (about 20 minutes, on an idle machine)
 	@$(BIN)/python benchmarks/step.py --breakdown --convolutions
 	@$(BIN)/python benchmarks/terms.py
+	@$(BIN)/python benchmarks/ranks.py
 
 bench-pipeline: $(KERNELS) ## measure start-up, preparing, overhead and memory of the pipeline
 	@$(BIN)/python benchmarks/pipeline.py
