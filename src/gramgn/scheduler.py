@@ -123,7 +123,17 @@ def job_states() -> dict[str, str] | None:
     Returns:
         Slurm's words, e.g. `{"12_0": "RUNNING", "14": "PENDING"}`; None if Slurm does not answer.
     """
-    command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T"]
+    return _queue("all", "%T")
+
+
+def pending_reasons() -> dict[str, str]:
+    """Return why each pending job of this user waits, in Slurm's words, e.g. `{"14": "PartitionTimeLimit"}`."""
+    return _queue("PENDING", "%r") or {}
+
+
+def _queue(states: str, column: str) -> dict[str, str] | None:
+    command = ["squeue", "--noheader", "--array", f"--states={states}", f"--user={os.getuid()}"]
+    command.append(f"--format=%i|{column}")
     try:
         found = subprocess.run(
             command,
@@ -136,7 +146,7 @@ def job_states() -> dict[str, str] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict(line.strip().split("|") for line in found.stdout.splitlines() if "|" in line)
+    return dict(line.strip().split("|", 1) for line in found.stdout.splitlines() if "|" in line)
 
 
 def is_live(state: str) -> bool:

@@ -110,6 +110,19 @@ def test_a_signal_before_the_limit_saves_and_requeues(
     assert losses(folder) == losses(other_job) != losses(other_command)
 
 
+def test_a_limit_before_the_first_step(house: House) -> None:
+    """Such a run would be started for ever: Slurm is not asked, and what to change is reported."""
+    process = house.start(*BLOBS, *SLOW, "optimizer.sleep_s=60", **scontrol(house, 'echo "$@" >> asked'))
+    wait_until(lambda: bool(house.runs()) and "scaling" in read_run(house.runs()[0]), process)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGUSR1)
+    time.sleep(2.1)
+    code, err = stop(process, signal.SIGUSR1)
+    assert code == 138, err
+    assert "raise the time limit (--time)" in err
+    assert "requeue" not in (house.root / "asked").read_text()
+
+
 def test_without_slurm_the_run_is_saved_and_ends(call: Call, house: House) -> None:
     process = house.start(*BLOBS, *SLOW, "optimizer.sleep_s=0.1")
     wait_until(lambda: num_rows(house) == 1, process)

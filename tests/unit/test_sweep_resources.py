@@ -76,9 +76,15 @@ def test_the_state_of_jobs_in_the_queue(tmp_path: Path, monkeypatch: pytest.Monk
     """What Slurm says about a job that no process here watches: of one that waits again, of one that is gone."""
     queue = {"7_0": "PENDING", "7_1": "RUNNING", "7_2": "FAILED"}
     monkeypatch.setattr("gramgn.records.sweep_folder.job_states", lambda: queue)
+    monkeypatch.setattr("gramgn.records.sweep_folder.pending_reasons", lambda: {"7_0": "PartitionTimeLimit"})
     folder = SweepFolder(tmp_path)
     begun = {"7_0": "running", "7_1": "waiting", "7_2": "running", "7_3": "waiting"}
     cells = [{"folder": job, "job": job, "state": state, "overrides": []} for job, state in begun.items()]
     folder.write({"cells": cells})
     assert [cell.state for cell in folder.cells()] == ["waiting", "running", "killed", "waiting"]
-    assert [cell.slurm for cell in folder.cells()] == ["7_0 PENDING", "7_1 RUNNING", None, None]
+    assert [cell.slurm for cell in folder.cells()] == [
+        "7_0 PENDING PartitionTimeLimit",
+        "7_1 RUNNING",
+        None,
+        None,
+    ]

@@ -33,8 +33,8 @@ from gramgn.app.plan import Job, restarted_run, resumed_job, run_folder
 from gramgn.app.resolvers import register_resolvers
 from gramgn.errors import ConfigError, InputError, JobFailedError
 from gramgn.progress import say
-from gramgn.scheduler import is_to_be_requeued, requeue
-from gramgn.stopping import StopRequested, raising_signals
+from gramgn.scheduler import is_preempted, is_to_be_requeued, requeue
+from gramgn.stopping import StopAtOnce, StopRequested, raising_signals
 from gramgn.world import hush, world
 
 OTHER_LAUNCHER = (
@@ -77,11 +77,17 @@ def main(task: Callable[[], Any], root: Path) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach `report_errors`, which explains them
 
     sys.argv[1:] = flags_first(sys.argv[1:])
+    is_saved = True
 
     def checked() -> None:
+        nonlocal is_saved
         hush(world())
         check_hydra_keys(sys.argv[1:])
-        task()
+        try:
+            task()
+        except StopAtOnce:
+            is_saved = any(sweep.has_begun for sweep in _sweeps)  # its jobs save their work
+            raise
 
     def conclude() -> int:
         return max([sweep.conclude(mirror=code in (0, 1)) for sweep in _sweeps], default=0)
@@ -96,7 +102,14 @@ def main(task: Callable[[], Any], root: Path) -> int:
         while _sweeps:
             _sweeps.pop().close()
     if is_to_be_requeued(code - 128):
-        requeue()
+        # A run that cannot even begin to train before its time limit would be started for ever.
+        if is_saved or is_preempted():
+            requeue()
+        elif "SLURM_JOB_ID" in os.environ:
+            say(
+                "warning: the run had saved nothing since it was started, so that Slurm is not asked to start it "
+                "again: raise the time limit (--time), or the seconds of --signal, and submit it again"
+            )
     if _ranks is not None:
         _ranks.leave(code)
     return code or of_sweeps

@@ -15,7 +15,7 @@ from gramgn.locks import is_locked
 from gramgn.records.columns import look_up
 from gramgn.records.files import write_atomic
 from gramgn.records.run_folder import RunFolder, finite
-from gramgn.scheduler import GONE, WAITING, is_live, job_states
+from gramgn.scheduler import GONE, WAITING, is_live, job_states, pending_reasons
 
 SWEEP_FORMAT = 1
 CELL_STATES = ("done", "diverged", "failed", "rejected", "interrupted", "killed", "running", "waiting")
@@ -42,7 +42,7 @@ class CellStatus:
     error: str | None = None  # why it failed, diverged or stopped
     commits: tuple[str, ...] = ()  # see `code_versions`
     slurm: str | None = (
-        None  # Slurm's name and state of its job, if it is in the queue, e.g. `"12_0 PENDING"`
+        None  # Slurm's name, state and reason of its job, if it is in the queue: `"12_0 PENDING Priority"`
     )
 
     def as_json(self) -> dict[str, Any]:
@@ -114,13 +114,15 @@ class SweepFolder:
         labels = varying([cell.get("overrides") or [] for cell in cells])
         was_submitted = any(cell.get("job") and cell.get("state") not in _ENDED for cell in cells)
         queue = (job_states() if was_submitted else None) or {}
+        reasons = pending_reasons() if "PENDING" in queue.values() else {}
         found = []
         for cell, label in zip(cells, labels, strict=True):
             in_queue = queue.get(str(cell.get("job")), GONE)
             status = self._status(cell, label, active or is_live(in_queue))
             if is_live(in_queue) and status.state not in _ENDED:
                 state = "waiting" if in_queue in WAITING else "running"
-                status = replace(status, state=state, slurm=f"{cell['job']} {in_queue}")
+                words = (cell["job"], in_queue, reasons.get(cell["job"]))
+                status = replace(status, state=state, slurm=" ".join(filter(None, words)))
             found.append(status)
         return found
 

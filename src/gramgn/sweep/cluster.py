@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from gramgn.app import repository, shown
 from gramgn.errors import InputError, counted, first_line
 from gramgn.progress import say
-from gramgn.scheduler import GONE, WAITING, is_live, job_states
+from gramgn.scheduler import GONE, WAITING, is_live, job_states, pending_reasons
 from gramgn.stopping import SIGNALS, deferred_signals
 from gramgn.sweep.display import Outcome
 from gramgn.sweep.node import work
@@ -28,6 +29,9 @@ FOLDER = "slurm"
 LONGEST_ARRAY = 1000
 _FLAGS = ("partition", "account", "time", "nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node", "mem")
 POLL_S = (1.0, 10.0)  # shortest and longest time between two looks at the queue
+EXPLAINED_AFTER_S = 30.0  # for which nothing has moved in the queue
+# Reasons for which a job waits that pass by themselves; others may last for ever.
+_ORDINARY = ("None", "BeginTime", "Cleaning", "JobArrayTaskLimit", "Priority", "Resources")
 PATIENCE_S = 10.0  # until a result on a shared disk is given up, once its job has ended
 _STOPPED = {
     "CANCELLED": "was cancelled",
@@ -93,7 +97,7 @@ class SlurmPool:
             for first in range(0, len(fresh), LONGEST_ARRAY):
                 if stop.signum is None:
                     jobs += self._submit(fresh[first : first + LONGEST_ARRAY])
-            looked_at = changed_at = -POLL_S[1]
+            looked_at = changed_at = explained_at = -POLL_S[1]
             while jobs and stop.signum is None:
                 time.sleep(TICK_S)
                 self._watcher.tick([job.cell for job in jobs if job.since is not None])
@@ -105,6 +109,9 @@ class SlurmPool:
                 looked_at = time.monotonic()
                 if before != [(job.job, job.state) for job in jobs]:
                     changed_at = looked_at
+                elif explained_at < changed_at < looked_at - EXPLAINED_AFTER_S:
+                    explained_at = looked_at
+                    _explain(jobs)
             if jobs:
                 listed = " ".join(dict.fromkeys(job.job.partition("_")[0] for job in jobs))
                 say(
@@ -230,6 +237,18 @@ class SlurmPool:
 
 def _is_queued(cell: Cell, states: Mapping[str, str]) -> bool:
     return cell.slurm_job is not None and is_live(states.get(cell.slurm_job, GONE))
+
+
+def _explain(jobs: Sequence[_Watched]) -> None:
+    """Report why jobs wait, where that may not pass by itself."""
+    waiting = [job.job for job in jobs if job.state == "PENDING"]
+    known = pending_reasons() if waiting else {}
+    for reason, number in Counter(known[job] for job in waiting if job in known).items():
+        if reason not in _ORDINARY:
+            say(
+                f"warning: {counted(number, 'job')} may never start: Slurm gives the reason {reason} "
+                f"(scontrol show job {waiting[0].partition('_')[0]})"
+            )
 
 
 def _answered() -> dict[str, str]:
