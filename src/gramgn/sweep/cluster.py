@@ -97,7 +97,7 @@ class SlurmPool:
             for first in range(0, len(fresh), LONGEST_ARRAY):
                 if stop.signum is None:
                     jobs += self._submit(fresh[first : first + LONGEST_ARRAY])
-            looked_at = changed_at = explained_at = -POLL_S[1]
+            looked_at, changed_at, explained_at = -POLL_S[1], time.monotonic(), 0.0
             while jobs and stop.signum is None:
                 time.sleep(TICK_S)
                 self._watcher.tick([job.cell for job in jobs if job.since is not None])
@@ -246,7 +246,7 @@ def _explain(jobs: Sequence[_Watched]) -> None:
     for reason, number in Counter(known[job] for job in waiting if job in known).items():
         if reason not in _ORDINARY:
             say(
-                f"warning: {counted(number, 'job')} may never start: Slurm gives the reason {reason} "
+                f"note: Slurm gives a reason why {counted(number, 'job')} may have to wait for long: {reason} "
                 f"(scontrol show job {waiting[0].partition('_')[0]})"
             )
 
