@@ -88,7 +88,7 @@ $(KERNELS): $(READY) setup.py $(wildcard src/gramgn/optim/kernels/*.cpp src/gram
 	$(call BUILD_KERNELS,0)
 	@touch $@
 
-demo: $(KERNELS) ## three short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
+demo: $(KERNELS) ## five short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
 	@$(BIN)/python scripts/demo.py
 
 test: $(KERNELS) ## all tests
