@@ -44,7 +44,9 @@ REAL, SYNTHETIC = ("rotation", "retinamnist"), ("rsna_synthetic", "afad_syntheti
 BUDGETS = {"laptop": (6, 9, 18), "desk": (10, 15, 30)}
 TUNING_SEED = 100
 OURS = "ggn_spring-resnet_gn"
-RECIPE = "optimizer=ggn_recommended model=resnet_gn schedule=linear trainer.batch_size=256"
+RECIPE = (
+    "optimizer=ggn_recommended model=resnet_gn schedule=one_cycle schedule.alpha=0.03 trainer.batch_size=64"
+)
 
 
 def read_methods() -> dict[str, list[str]]:
@@ -103,13 +105,13 @@ def studies() -> dict[str, dict[str, list[tuple[str, int]]]]:
     def batches(sizes: Sequence[int], *overrides: str) -> list[tuple[str, int]]:
         return [run for size in sizes for run in over(RECIPE, f"trainer.batch_size={size}", *overrides)]
 
-    in_sum = ("optimizer.damping_convention=sum", f"optimizer.alpha={256 * alpha:g}")
+    in_sum = ("optimizer.damping_convention=sum", f"optimizer.alpha={64 * alpha:g}")
     return {
         "grid-plain": {"": grid(plain, 1)},
         "grid-recipe": {"": grid(RECIPE, alpha)},
         "batch": {
             "the same α in the mean": batches((32, 64, 128, 256, 512, 1024)),
-            "the same α in the sum": over(RECIPE) + batches((32, 128, 512, 1024), *in_sum),
+            "the same α in the sum": over(RECIPE) + batches((32, 128, 256, 1024), *in_sum),
         },
         "labels": {
             "plain, standardised": over(plain),

@@ -79,7 +79,7 @@ def test_the_whole_plan(evidence: ModuleType, trainer: Trainer, capsys: pytest.C
     assert [job[3:6] for job in thirds] == [
         ["optimizer=sgd", "model=resnet_bn", "schedule=cosine"],
         ["optimizer=ggn_spring", "model=resnet_gn", "schedule=linear"],
-        ["optimizer=ggn_recommended", "model=resnet_gn", "schedule=linear"],
+        ["optimizer=ggn_recommended", "model=resnet_gn", "schedule=one_cycle"],
     ]
     capsys.readouterr()
 
