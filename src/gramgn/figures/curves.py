@@ -19,7 +19,6 @@ OPTIMIZER_NAMES = {
     "ggn_spring": "GGN, SPRING",
     "ggn_recommended": "GGN, recommended",
     "ggn_lm": "GGN, LM damping",
-    "ggn_recommended": "GGN, recommended",
     "sgd": "SGD",
     "adamw": "AdamW",
     "muon": "Muon",
