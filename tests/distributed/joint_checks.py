@@ -271,6 +271,8 @@ def unlike_ranks(rank: int, _: Any) -> dict[str, str]:
     found["values"] = error_of(lambda: optimizer.step(lambda: model(x) - y))
     several = nn.Sequential(nn.Linear(3, 1 + rank))
     found["network"] = error_of(lambda: optimizer_of(PLAIN, several))
+    curved = nn.Sequential(nn.Linear(3, 1), nn.Tanh() if rank else nn.ReLU())
+    found["modules"] = error_of(lambda: optimizer_of(PLAIN, curved))
     other = build(replace(PLAIN, model=lambda: nn.Linear(3, 2)))
     optimizer = optimizer_of(PLAIN, other)
     narrow = 1 if rank else 2

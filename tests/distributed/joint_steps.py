@@ -18,17 +18,19 @@ NUMBERS += ("actual_decrease", "rejected")
 
 
 class Tied(nn.Module):
-    """A linear layer that is used twice, a parameter of one entry, and buffers of other kinds."""
+    """A linear layer that is used twice, parameters of one entry and with gaps, and buffers of other kinds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
+        self.shift = nn.Parameter(torch.zeros(6)[::2])
         self.register_buffer("mask", torch.tensor([True, False, True]))
         self.register_buffer("nothing", torch.empty(0))
         self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(torch.tanh(self.scale * self.inner(torch.tanh(self.inner(x * self.mask)))))
+        inner = self.inner(torch.tanh(self.inner(x * self.mask)))
+        return self.outer(torch.tanh(self.scale * inner + self.shift))
 
 
 class Tokens(nn.Module):

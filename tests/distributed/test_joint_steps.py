@@ -74,6 +74,7 @@ def test_ranks_that_do_not_fit_together_are_rejected_on_all(found: Found) -> Non
         assert "parameter groups or options" in each["options"]
         assert "other values of the parameters" in each["values"]
         assert each["network"].startswith("ValueError")
+        assert each["modules"].startswith("ValueError")
         assert "numbers of residuals per sample" in each["residuals"]
         assert "DistributedDataParallel" in each["wrapped"]
 

@@ -173,7 +173,8 @@ class Batch:
         if not sizes or sizes[0] == 0:
             raise ValueError(
                 "the model must be called with a tensor that holds at least one sample [b, ...] (also in tuples, dicts "
-                "and dataclasses); engine='rows' takes any call"
+                "and dataclasses); engine='rows' takes any call, and one of several ranks that has no samples calls "
+                "step(None)"
             )
         self.size: int = sizes[0]
         self.batched = [

@@ -123,7 +123,7 @@ class Exchange(GramSum):
         ranks: The ranks.
         trained: The trained parameters.
         products: Multiplies the blocks.
-        identity: Numbers that must be the same on all ranks: of the settings, of the parameters.
+        identity: Numbers that must be the same on all ranks: of the settings, of the parameters, of the terms, if any.
         drop: Whether blocks are to be released once they were sent.
 
     Attributes:
@@ -131,7 +131,7 @@ class Exchange(GramSum):
         settled: Whether an error was raised on all ranks.
         samples: The number of samples of each rank.
         rows: The number of rows of each rank.
-        num_terms: The number of terms; 0: the step is not on terms.
+        on_terms: Whether the step is on terms.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Exchange(GramSum):
         own = [error is not None, num_samples, num_rows, self.ranks.seen.get(way, 0), *self.identity]
         failed, samples, rows, plans, *identities = zip(*self.ranks.gather(own, torch.int64), strict=True)
         self.ranks.raise_together(failed, error)
-        self.samples, self.rows, self.num_terms = list(samples), list(rows), max(identities[2])
+        self.samples, self.rows, self.on_terms = list(samples), list(rows), any(identities[2])
         _check_alike(self.samples, self.rows, *identities)
         self.num_samples = sum(samples)
         known = {plan for plan, b in zip(plans, samples, strict=True) if b}
@@ -457,7 +457,7 @@ def _check_alike(samples: Sequence[int], rows: Sequence[int], *identities: Seque
     what = (
         "another network, other trained parameters, parameter groups, hyper-parameters or options",
         "other values of the parameters",
-        "another number of terms",
+        "other terms, by their number, names or weights,",
     )
     seen = [rank for rank, b in enumerate(samples) if b]
     for kind, numbers in zip(what, identities, strict=True):

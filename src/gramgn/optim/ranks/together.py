@@ -44,8 +44,13 @@ def start_together(optimizer: GramGaussNewton, ranks: Ranks) -> None:
     """Copy the parameters and buffers of rank 0 to all ranks, which must have built the same optimizer."""
     model, trained = optimizer._model, optimizer._trained()
     tensors = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
-    shapes = _number([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-    several = ranks.gather([_fingerprint(optimizer, trained), shapes], torch.int64)
+    network = _number(
+        (
+            [(name, type(module)) for name, module in model.named_modules()],
+            [(tuple(tensor.shape), tensor.dtype) for tensor in tensors],
+        )
+    )
+    several = ranks.gather([_fingerprint(optimizer, trained), network], torch.int64)
     other = next((rank for rank, numbers in enumerate(several) if numbers != several[0]), None)
     if other is not None:
         raise ValueError(
@@ -55,7 +60,7 @@ def start_together(optimizer: GramGaussNewton, ranks: Ranks) -> None:
     with torch.no_grad():
         for tensor in tensors:
             # As bytes, because not every backend knows every dtype.
-            sent = tensor.flatten().view(torch.uint8).to(ranks.device, copy=True)
+            sent = tensor.contiguous().flatten().view(torch.uint8).to(ranks.device, copy=True)
             tensor.copy_(ranks.broadcast_(sent).view(tensor.dtype).view(tensor.shape))
 
 
@@ -90,7 +95,7 @@ def step_together(
         # Other engines than the streaming one, terms, and ranks without samples or with an error come here.
         b, n = (0, 0) if J is None else (J.num_samples, J.reading.residual.numel())
         exchange.begin(b, n, (type(engine), b, n, objective is None), error)
-        if exchange.num_terms:
+        if exchange.on_terms:
             terms_of_all = tuple(ranks.gather_objects(None if objective is None else objective.shown()))
             if objective is not None and isinstance(J, RowsLinearisation):
                 J = objective.shared(J, totals(terms_of_all))
@@ -109,12 +114,16 @@ def _no_samples() -> None:
 def _exchange(optimizer: GramGaussNewton, ranks: Ranks, batch: StepBatch) -> Exchange:
     """Return what takes the blocks of a step."""
     engine, trained = optimizer._engine, batch.trained
-    num_terms = 0 if batch.objective is None else len(batch.objective.terms)
+    terms = () if batch.objective is None else batch.objective.terms
     return Exchange(
         ranks,
         trained,
         engine._memories.products if isinstance(engine, StreamEngine) else Products(),
-        (_fingerprint(optimizer, trained), _checksum(trained), num_terms),
+        (
+            _fingerprint(optimizer, trained),
+            _checksum(trained),
+            _number([(term.name, term.weight) for term in terms]) if terms else 0,
+        ),
         drop=isinstance(engine, StreamEngine) and engine.budget is not None,
     )
 

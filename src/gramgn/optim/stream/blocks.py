@@ -17,9 +17,6 @@ from torch import Tensor
 from gramgn.optim.runtime import product_dtype
 from gramgn.optim.stream.products import Products
 
-MOST_PAIRS = 2**24
-"""Maximum number of pairs of (sample, place) with (sample, place) that are multiplied at a time."""
-
 
 class Buffers:
     """Memory that is reused in the next step, because allocating it costs more than filling it.
@@ -272,16 +269,17 @@ def _gram(D: Tensor, similarity: Callable[[slice], Tensor], products: Products) 
     if T == 1:
         pairs = _pairs(D[:, :, 0], slice(None), products)
         return pairs.mul_(similarity(slice(None))).view(b * k, b * k)
-    step = max(1, MOST_PAIRS // (b * k * k * T * T))
-    parts = []
-    for start in range(0, b, step):
-        rows = slice(start, min(start + step, b))
+    step = max(1, products.most_pairs // (b * k * k * T * T))
+
+    def summed(rows: slice) -> Tensor:
         pairs = _pairs(D, rows, products)  # [i, j, t, i', j', s]
         same = similarity(rows)
         if same.ndim:
             same = same[:, None, :, :, None, :]
         pairs *= same
-        parts.append(pairs.sum(dim=(2, 5)))
+        return pairs.sum(dim=(2, 5))
+
+    parts = [summed(slice(start, min(start + step, b))) for start in range(0, b, step)]
     return torch.cat(parts).reshape(b * k, b * k)
 
 

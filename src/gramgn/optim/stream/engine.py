@@ -59,13 +59,16 @@ if TYPE_CHECKING:
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
+CHUNKED = "chunk_size, or a memory_budget that cannot hold J and all activations,"
+CALLED_AGAIN = f"the closure calls the model several times, which {CHUNKED} does not allow"
+
 
 def only_tensor(returned: Any) -> Tensor:
     """Return the output of a network that is run in chunks."""
     if not isinstance(returned, Tensor):
         raise ValueError(
-            f"with chunk_size, or a memory_budget that cannot hold J, the model must return one tensor, got "
-            f"{type(returned).__name__}: leave it out, or return one tensor"
+            f"with {CHUNKED} the model must return one tensor, got {type(returned).__name__}: leave it out, raise the "
+            "budget, or return one tensor"
         )
     return returned
 
@@ -479,9 +482,7 @@ class InChunks(Run):
         batch = Batch(args, kwargs)
         reason = transform_around(batch.given)
         if reason or hasattr(self, "outputs"):
-            raise NotBySampleError(
-                reason or "the closure calls the model several times, which chunk_size does not allow"
-            )
+            raise NotBySampleError(reason or CALLED_AGAIN)
         chunks, sums = self._chunks(original, batch)
         self.of_outputs = self.held(sums)
         self.output = torch.cat(chunks)

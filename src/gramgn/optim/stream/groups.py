@@ -40,14 +40,24 @@ from gramgn.optim.stream.budget import (
     text,
 )
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.engine import AtOnce, InChunks, Run, StreamEngine, in_chunk, only_tensor
+from gramgn.optim.stream.engine import (
+    CALLED_AGAIN,
+    AtOnce,
+    InChunks,
+    Run,
+    StreamEngine,
+    in_chunk,
+    only_tensor,
+)
 from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian
+from gramgn.optim.stream.products import MOST_PAIRS
 from gramgn.optim.verify import SLACK, Comparison, agree, explained
+
+PAIR_BYTES = 128
+"""Bytes of a budget per pair that `Products` multiplies at a time, so that pairs take an eighth of it in float32."""
 
 ALIGNED = 64
 """Bytes, to a multiple of which blocks are aligned."""
-
-BUDGET = "a memory_budget that cannot hold J"
 
 
 class WithinBudget:
@@ -85,6 +95,8 @@ class WithinBudget:
         chunk_size = chunk_size if isinstance(chunk_size, int) else None
         limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
         plan = choose(sizes, limit, chunk_size)
+        if limit is not None:
+            self.engine._memories.products.most_pairs = min(MOST_PAIRS, limit // PAIR_BYTES)
         if self.engine.shared is not None and (limit is not None or plan.name != "dropped"):
             raise ValueError(
                 "several ranks divide J among them, and each holds its own rows: leave memory_budget out (or set it to "
@@ -250,9 +262,7 @@ class InGroups(Run):
         batch = Batch(args, kwargs)
         reason = transform_around(batch.given)
         if reason or hasattr(self, "outputs"):
-            raise NotBySampleError(
-                reason or f"the closure calls the model several times, which {BUDGET} does not allow"
-            )
+            raise NotBySampleError(reason or CALLED_AGAIN)
         self.before, self.call = Snapshot(self.model, self.device), (original, batch)
         laps = Laps(self.device)
         with torch.no_grad(), span("gramgn.forward"):
@@ -430,7 +440,8 @@ class InGroups(Run):
         if not agree(output.detach().reshape(expected.shape), expected, self.eps):
             raise ValueError(
                 f"{type(self.model).__name__} returned other outputs when it was run again on the same samples, from "
-                f"the same state and with the same random numbers: {BUDGET} runs it several times. Raise the budget, "
+                "the same state and with the same random numbers: a memory_budget that cannot hold J runs it several "
+                "times. Raise the budget, "
                 "or leave memory_budget out"
             )
 

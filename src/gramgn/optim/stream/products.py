@@ -32,6 +32,9 @@ LONG, PIECE = 2**18, 2**15
 """Rows of more than LONG columns are multiplied in pieces of PIECE columns; longer sums lose digits in float32."""
 
 
+MOST_PAIRS = 2**24
+"""Maximum number of pairs of (sample, place) with (sample, place) that are multiplied at a time, without a budget."""
+
 MOST_LOST = 64.0
 """Ratio of a mean square to a variance up to which the variance may be formed from it."""
 
@@ -56,10 +59,12 @@ class Products:
     Attributes:
         kernels: The compiled kernels, or None.
         backend: The library for matrix products on a CPU, one of `BACKENDS`; default: `preferred_backend()`.
+        most_pairs: Maximum number of pairs of (sample, place) that are multiplied at a time, which takes memory.
     """
 
     kernels: Kernels | None = None
     backend: str = field(default_factory=preferred_backend)
+    most_pairs: int = MOST_PAIRS
 
     def gram(self, rows: Tensor) -> Tensor:
         """Return the sum over parts of rows rows^T for rows [parts, n, size], as [n, n] in float64.
