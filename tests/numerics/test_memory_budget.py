@@ -13,6 +13,7 @@ import pytest
 import torch
 from cases import CASES, CASES_BY_NAME, Case, Problem, flattened, relative_error, vjp
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gramgn import GramGaussNewton, Stream
 from gramgn.optim import Linearisation, SquaredError
@@ -239,6 +240,26 @@ def test_the_smallest_budget_is_named_and_works() -> None:
             ValueError, match=f"the smallest with which a step on .* works is {smallest} bytes"
         ):
             linearised(problem, memory_budget=smallest - 1, **options)
+
+
+def test_pairs_of_places_of_a_sequence_fit_into_the_budget() -> None:
+    """512 places of all samples have 2 MiB of pairs in float64."""
+    budget, sizes = 400 * 2**10, []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor):
+                sizes.append(result.nbytes)
+            return result
+
+    torch.manual_seed(0)
+    layers = nn.Embedding(2000, 4), nn.Tanh(), nn.Flatten(), nn.Linear(128, 1), nn.Flatten(0)
+    model, tokens = nn.Sequential(*layers).double(), torch.randint(2000, (16, 32))
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=budget))
+    with Watch():
+        optimizer.step(lambda: model(tokens) - 1)
+    assert max(sizes) < budget
 
 
 def test_auto_is_kept_in_the_state() -> None:

@@ -270,17 +270,19 @@ def _gram(D: Tensor, similarity: Callable[[slice], Tensor], products: Products) 
         pairs = _pairs(D[:, :, 0], slice(None), products)
         return pairs.mul_(similarity(slice(None))).view(b * k, b * k)
     step = max(1, products.most_pairs // (b * k * k * T * T))
+    gram = D.new_empty(b, k, b, k)
 
-    def summed(rows: slice) -> Tensor:
+    def write(rows: slice) -> None:
         pairs = _pairs(D, rows, products)  # [i, j, t, i', j', s]
         same = similarity(rows)
         if same.ndim:
             same = same[:, None, :, :, None, :]
         pairs *= same
-        return pairs.sum(dim=(2, 5))
+        torch.sum(pairs, dim=(2, 5), out=gram[rows])
 
-    parts = [summed(slice(start, min(start + step, b))) for start in range(0, b, step)]
-    return torch.cat(parts).reshape(b * k, b * k)
+    for start in range(0, b, step):
+        write(slice(start, min(start + step, b)))
+    return gram.view(b * k, b * k)
 
 
 def _pairs(X: Tensor, rows: slice, products: Products) -> Tensor:
