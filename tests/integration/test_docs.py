@@ -207,6 +207,12 @@ def short_benchmark(reader: Reader, command: str) -> None:
     assert "t(b) = " in done.stdout
 
 
+def small_memory(reader: Reader, command: str) -> None:
+    """Minutes: the same on a small network."""
+    done = reader.run(f"{command} --smoke")
+    assert done.returncode == 0, done.stderr
+
+
 def short_comparison(reader: Reader, command: str) -> None:
     """Minutes to hours: a tenth of a second per run, and the tables of that."""
     done = reader.run(
@@ -266,6 +272,7 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "conda ": conda_file,
     "python -m pip install ": installation,
     "python benchmarks/step.py --sweep": short_benchmark,
+    "python benchmarks/memory.py": small_memory,
     "python examples/physics/": short_comparison,
     "wandb ": account,
     "python scripts/prepare_data.py dataset=afad archive=": archive_parts,
@@ -381,11 +388,13 @@ def test_every_choice_is_named() -> None:
 def known_options() -> set[str]:
     """Return every dotted key that some file of conf/ has."""
     found = set()
-    for path in [REPOSITORY / "conf" / "train.yaml", *conf_files()]:
+    conf = REPOSITORY / "conf"
+    for path in [conf / "train.yaml", *conf.glob("hydra/launcher/*.yaml"), *conf_files()]:
         text = path.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
         whole = "@package _global_" in text or path.name == "train.yaml"
-        for section, entries in content.items() if whole else [(path.parent.name, content)]:
+        place = ".".join(path.relative_to(conf).parent.parts)
+        for section, entries in content.items() if whole else [(place, content)]:
             if isinstance(entries, dict):
                 found |= {f"{section}.{key}" for key in entries}
                 found |= {
@@ -402,7 +411,7 @@ def test_every_option_that_is_named_exists() -> None:
     groups = "|".join(sorted({option.split(".")[0] for option in options}))
     for page, text in TEXTS.items():
         named = set(re.findall(rf"(?<![\w./`])`?((?:{groups})(?:\.[a-z_0-9]+)+)(?=[`= ,;])", text))
-        named -= {"dataset.unit", "optimizer.experimental_capture", "hydra.launcher.n_jobs"}
+        named -= {"dataset.unit", "optimizer.experimental_capture"}
         assert named <= options, (page, named - options)
     assert "optimizer.damping_convention" in options
 
