@@ -29,8 +29,9 @@ CURVES = {
     "recommended, GGN with momentum on ResNetGN": RECOMMENDED,
 }
 WHAT_TO_LOOK_AT = """
-Look at the test loss per epoch. The paper's literal GGN stands still at first, since the last layer starts at zero,
-and then overshoots (docs/first_epochs.md). The recommended form does neither, and compares with a tuned baseline.
+Look at the test loss per epoch. The paper's literal GGN stands still at
+first, since the last layer starts at zero, and then overshoots: see
+docs/first_epochs.md. The recommended form does neither.
 """
 
 
