@@ -121,7 +121,7 @@ docs: $(READY) ## build the documentation into site/, strictly: a broken interna
 paper: $(KERNELS) ## the paper's experiments, one sweep after another; SCALE=laptop|desk|paper DATA=synthetic|real (about an hour at laptop scale)
 	@$(BIN)/python scripts/paper.py --scale "$(SCALE)" --data "$(DATA)" $(OVERRIDES)
 
-evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper|sensitivity|clock for one part (10 hours in all)
+evidence: $(KERNELS) ## GGN next to tuned baselines, as docs/protocol.md plans it; BLOCK=tune|refine|final|paper|desk|desk_paper|sensitivity|clock for one part (16 hours of one core in all)
 	@$(BIN)/python scripts/evidence.py $(if $(BLOCK),--block $(BLOCK)) $(OVERRIDES)
 
 results: $(READY) ## the tables and figures of docs/results.md from outputs/results/evidence_*.csv

@@ -91,15 +91,7 @@ def measure(words: list[str]) -> Iterator[Row]:
     parts = build_parts(Job(config, {}, words, ROOT))
     model, trainer = parts.model, parts.config
     loaded = parts.dataset.load(trainer.image_size)
-    data = TensorData(
-        loaded.images,
-        loaded.targets,
-        loaded.split,
-        channels=loaded.channels,
-        device=parts.device,
-        dtype=next(model.parameters()).dtype,
-        standardize_targets=trainer.standardize_targets,
-    )
+    data = TensorData.of(loaded, trainer, parts.device)
     use_channels_last(model, data, say)
     stepper, size = Stepper(model, parts.optimizer), data.size("train")
     step = 0

@@ -102,19 +102,8 @@ def is_preempted() -> bool:
     """Return whether Slurm is stopping this job to make room for another one."""
     if (job := _slurm_job()) is None:
         return False
-    command = ["scontrol", "--oneliner", "show", "job", job]
-    try:
-        found = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=REQUEUE_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return re.search(r"\bPreemptTime=\d", found.stdout) is not None
+    shown = _answer(["scontrol", "--oneliner", "show", "job", job], REQUEUE_TIMEOUT_S)
+    return shown is not None and re.search(r"\bPreemptTime=\d", shown) is not None
 
 
 def job_states() -> dict[str, str] | None:
@@ -133,20 +122,27 @@ def pending_reasons() -> dict[str, str]:
 
 def _queue(states: str, column: str) -> dict[str, str] | None:
     command = ["squeue", "--noheader", "--array", f"--states={states}", f"--user={os.getuid()}"]
-    command.append(f"--format=%i|{column}")
+    shown = _answer([*command, f"--format=%i|{column}"], QUEUE_TIMEOUT_S)
+    if shown is None:
+        return None
+    return dict(line.strip().split("|", 1) for line in shown.splitlines() if "|" in line)
+
+
+def _answer(command: list[str], timeout_s: float) -> str | None:
+    """Return what one of Slurm's commands prints; None if it fails or does not answer."""
     try:
         found = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=QUEUE_TIMEOUT_S,
+            timeout=timeout_s,
             check=True,
             start_new_session=True,  # Ctrl-C on a terminal is not meant for it
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return dict(line.strip().split("|", 1) for line in found.stdout.splitlines() if "|" in line)
+    return found.stdout
 
 
 def is_live(state: str) -> bool:

@@ -288,15 +288,7 @@ def _trainer(job: Job, parts: Parts, recording: Recording) -> Trainer:
             f"the data set {loaded.name} is not the one this run began with (manifest "
             f"{loaded.manifest_sha256[:12]}, then {before[:12]}): put the old one back, or start a new run"
         )
-    data = TensorData(
-        loaded.images,
-        loaded.targets,
-        loaded.split,
-        channels=loaded.channels,
-        device=parts.device,
-        dtype=getattr(torch, config.dtype),
-        standardize_targets=config.standardize_targets,
-    )
+    data = TensorData.of(loaded, config, parts.device)
     described = dataset_record(loaded)  # after the data was checked
     batch_size = config.batch_size_for(data.size("train"))
     say = recording.reporter.say

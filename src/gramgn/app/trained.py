@@ -140,15 +140,7 @@ class Trained:
 
     def tensors(self, loaded: Any) -> TensorData:
         """Return a data set as the training loop sees it; `loaded` is the data that the run was trained on."""
-        data = TensorData(
-            loaded.images,
-            loaded.targets,
-            loaded.split,
-            channels=loaded.channels,
-            device=self.device,
-            dtype=self._dtype,
-            standardize_targets=self.settings.standardize_targets,
-        )
+        data = TensorData.of(loaded, self.settings, self.device)
         if data.is_image:
             data.memory_format = _memory_format(self.run)
         return data

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from gramgn.errors import DataError
+from gramgn.training.config import TrainerConfig
 
 SPLITS = ("train", "val", "test")
 CHUNK = 4096
@@ -50,6 +52,19 @@ class TensorData:
         DataError: A split is empty, a target is not finite, the training targets are all equal, or the
             stored channels do not fit `channels`.
     """
+
+    @classmethod
+    def of(cls, loaded: Any, config: TrainerConfig, device: torch.device) -> TensorData:
+        """Return a loaded data set (`RegressionData`) as training with this configuration sees it."""
+        return cls(
+            loaded.images,
+            loaded.targets,
+            loaded.split,
+            channels=loaded.channels,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            standardize_targets=config.standardize_targets,
+        )
 
     def __init__(
         self,
