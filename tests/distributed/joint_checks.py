@@ -277,7 +277,8 @@ def unlike_ranks(rank: int, _: Any) -> dict[str, str]:
     optimizer = optimizer_of(PLAIN, other)
     narrow = 1 if rank else 2
     found["residuals"] = error_of(lambda: optimizer.step(lambda: other(x)[:, :narrow] - y))
-    optimizer = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget="least")}), model)
+    held = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget=4000)}), model)
+    found["budget"] = error_of(lambda: held.step(lambda: model(x) - y))
     found["wrapped"] = error_of(lambda: optimizer_of(PLAIN, nn.parallel.DistributedDataParallel(model)))
     return found
 

@@ -5,6 +5,7 @@ All checks of one number of ranks run in one start of its processes, because sta
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,7 @@ def test_ranks_that_do_not_fit_together_are_rejected_on_all(found: Found) -> Non
         assert each["modules"].startswith("ValueError")
         assert "numbers of residuals per sample" in each["residuals"]
         assert "DistributedDataParallel" in each["wrapped"]
+        assert re.search(r"leaves no room for: it takes at least .* \(\d+ bytes\)", each["budget"])
 
 
 def test_other_groups_of_processes(found: Found) -> None:

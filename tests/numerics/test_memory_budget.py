@@ -292,7 +292,8 @@ PEAK = """
     step(20, 8, None)()  # loads libraries
     run = step(20, 96, eval(sys.argv[1]))
     resident = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-    run()
+    for _ in range(3):  # blocks that a last layer of zeros hides are compared with autograd in a later step
+        run()
     # Not getrusage, whose peak is at least what the parent process had when it started this one.
     peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
     print(peak - resident)
@@ -300,13 +301,14 @@ PEAK = """
 
 
 def added_bytes(budget: int | None) -> int:
-    """Return what a step adds to the memory of a process at its peak; J alone takes 98 MiB."""
+    """Return what steps add to the memory of a process at its peak; J alone takes 98 MiB."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PEAK), repr(budget)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_peak_stays_within_the_budget() -> None:
-    """G02: at most a fifth more than the budget, which J alone would exceed."""
-    budget = 72 * 2**20
-    assert added_bytes(budget) < 1.2 * budget < 98 * 2**20 < added_bytes(None)
+@pytest.mark.parametrize("mebibytes", [72, 160])
+def test_the_peak_stays_within_the_budget(mebibytes: int) -> None:
+    """G02: at most a fifth more than the budget: of one that J exceeds, and one that J and all activations exceed."""
+    budget = mebibytes * 2**20
+    assert added_bytes(budget) < 1.2 * budget < added_bytes(None)

@@ -124,7 +124,7 @@ def _exchange(optimizer: GramGaussNewton, ranks: Ranks, batch: StepBatch) -> Exc
             _checksum(trained),
             _number([(term.name, term.weight) for term in terms]) if terms else 0,
         ),
-        drop=isinstance(engine, StreamEngine) and engine.budget is not None,
+        drop=isinstance(engine, StreamEngine) and engine.budget is not None and engine.budget.drops,
     )
 
 
@@ -258,9 +258,10 @@ class JointLinearisation:
         if max(q):
             b = exchange.num_samples
             S = torch.zeros(b, max(1, k), int(max(q)), dtype=torch.float64, device=ranks.device)
-            if slopes is not None:
-                first = sum(exchange.samples[: ranks.rank])
-                S[first : first + len(slopes)] = slopes.to(S)
+            first = sum(exchange.samples[: ranks.rank])
+            own_S = S[first : first + exchange.samples[ranks.rank]]
+            # A rank that did not divide its samples into chunks has the rows of the residuals, not of the outputs.
+            own_S.copy_(torch.eye(*S.shape[1:]) if slopes is None else slopes)
             ranks.sum_on_first_(S)
             G = chained_gram(G, S) if ranks.leads else G
         reading = Reading(torch.tensor(loss, dtype=torch.float64), r, r, by_graph=any(by_graph))

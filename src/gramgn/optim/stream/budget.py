@@ -6,6 +6,7 @@ b samples, q outputs and k residuals per sample, m parameters. Sizes are in byte
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,7 @@ class Sizes:
         held: J of one sample and q residuals, by the names of the parameters that are held together, in the order in
             which the backward pass forms it: last layers first.
         flop: Floating point operations of one sample's forward pass.
+        copies: How often J is held at the most: twice where chunks of samples form it a second time to be compared.
     """
 
     num_samples: int
@@ -58,6 +60,7 @@ class Sizes:
     activations: int
     held: Mapping[tuple[str, ...], int]
     flop: int
+    copies: int = 1
 
     def jacobian(self, k: int, blocks: Iterable[tuple[str, ...]] | None = None) -> int:
         """Return the size of J of the whole batch for k residuals per sample, or of some of its blocks."""
@@ -111,14 +114,17 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
         return Way("dropped") if whole else Way("groups", min(most, chunk_size or b))
     room = limit - sizes.fixed(k)
     J, largest = sizes.jacobian(k), sizes.largest(k)
+    # What is left for chunks of samples, which are compared with autograd two at a time.
+    beside = (room - sizes.copies * J) // (2 * a)
     if chunk_size is None:
-        if J + b * a <= room:
+        # A comparison forms J once more, block by block.
+        if J + largest + b * a <= room:
             return Way("whole")
-        if J + a <= room:
-            return Way("whole", min(b, (room - J) // a))
+        if beside >= 1:
+            return Way("whole", min(most, beside))
         if k == 1 and largest + b * a <= room:
             return Way("dropped")
-    elif J + min(b, chunk_size) * a <= room:
+    elif min(b, chunk_size) <= beside:
         return Way("whole", chunk_size)
     chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
     if chunk_size is None:
@@ -225,10 +231,17 @@ class Budget:
         self.groups: Kept[dict[Hashable, Any]] = Kept()
         self.noted = False
 
+    @property
+    def drops(self) -> bool:
+        """Whether J is never held."""
+        return self._given == "least"
+
     def bytes(self, device: torch.device) -> int | None:
         """Return the number of bytes; `"auto"` is decided once. None: J is not held."""
         if self.limit is None and self._given == "auto":
-            self.limit = free_bytes(device) // AUTO_SHARE
+            # Ranks of one machine share its memory; each has a GPU of its own.
+            ranks = 1 if device.type == "cuda" else int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+            self.limit = free_bytes(device) // (AUTO_SHARE * ranks)
         return self.limit
 
     def resume(self, limit: int | None) -> None:

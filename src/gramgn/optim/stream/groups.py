@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -39,19 +39,15 @@ from gramgn.optim.stream.budget import (
     grouped,
     text,
 )
+from gramgn.optim.stream.chunks import InChunks
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.engine import (
-    CALLED_AGAIN,
-    AtOnce,
-    InChunks,
-    Run,
-    StreamEngine,
-    in_chunk,
-    only_tensor,
-)
-from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian
+from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian, StreamLinearisation
 from gramgn.optim.stream.products import MOST_PAIRS
-from gramgn.optim.verify import SLACK, Comparison, agree, explained
+from gramgn.optim.stream.run import AtOnce, Run
+from gramgn.optim.verify import SLACK, Comparison, agree
+
+if TYPE_CHECKING:
+    from gramgn.optim.stream.engine import StreamEngine
 
 PAIR_BYTES = 128
 """Bytes of a budget per pair that `Products` multiplies at a time, so that pairs take an eighth of it in float32."""
@@ -97,19 +93,20 @@ class WithinBudget:
         plan = choose(sizes, limit, chunk_size)
         if limit is not None:
             self.engine._memories.products.most_pairs = min(MOST_PAIRS, limit // PAIR_BYTES)
-        if self.engine.shared is not None and (limit is not None or plan.name != "dropped"):
+        if self.engine.shared is not None and (plan.name == "groups" or (limit and plan.name == "dropped")):
+            k = sizes.num_outputs
+            held = sizes.fixed(k) + sizes.copies * sizes.jacobian(k) + 2 * sizes.activations
             raise ValueError(
-                "several ranks divide J among them, and each holds its own rows: leave memory_budget out (or set it to "
-                "'least', for one residual per sample), and start more ranks where J does not fit"
+                "each of several ranks holds the rows of J of its own samples, which memory_budget leaves no room "
+                f"for: it takes at least {text(held)} ({held} bytes) here. Start more ranks, raise the budget, or set "
+                "it to 'least', for one output per sample"
             )
         if plan.name == "groups":
             assert plan.chunk is not None
             self.engine.release()
             return InGroups(*given, sizes=sizes, chunk=plan.chunk)
         if plan.chunk is not None:
-            in_chunks = InChunks(*given)
-            in_chunks.chunk = plan.chunk
-            return in_chunks
+            return InChunks(*given, chunk=plan.chunk)
         at_once = AtOnce(*given)
         if plan.name == "dropped":
             self.engine.release()
@@ -143,7 +140,7 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         args, kwargs = batch.chunk(0, few)
         return original(*args, **kwargs)
 
-    batch = batch.copy()
+    batch, before = batch.copy(), Snapshot(model, run.device)
     with operations:
         _, stored = with_stored_bytes(model, forward)
     try:
@@ -173,6 +170,7 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         (stored + run.memories.buffers.nbytes()) // few,
         found | dict.fromkeys(idle, 0),
         operations.flop // few,
+        copies=2 if before.drew_random_numbers() or engine.jacobian_dtype is not None else 1,
     )
 
 
@@ -230,7 +228,7 @@ def only(trained: Trained, group: Trained) -> Iterator[None]:
             param.requires_grad_(True)
 
 
-class InGroups(Run):
+class InGroups(InChunks):
     """Runs the model for its outputs alone, and forms J by groups once the closure has made residuals of them.
 
     All passes start from the state in which the closure found the network, and divide the batch alike, so that they
@@ -242,13 +240,9 @@ class InGroups(Run):
         chunk: The number of samples at a time.
     """
 
-    output: Tensor  # [b, ...] without a graph
-    call: tuple[Forward, Batch]
-    before: Snapshot  # the state in which the closure found the network
-
     def __init__(self, *given: Any, sizes: Sizes, chunk: int, anew: bool = False) -> None:
-        super().__init__(*given, anew=anew)
-        self.sizes, self.chunk = sizes, chunk
+        super().__init__(*given, chunk=chunk, anew=anew)
+        self.sizes = sizes
         self.structures: list[Any] = []
         self.norms: dict[str, Tensor] = {}
         self.forward_s = 0.0
@@ -259,20 +253,15 @@ class InGroups(Run):
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model in chunks, without a graph."""
-        batch = Batch(args, kwargs)
-        reason = transform_around(batch.given)
-        if reason or hasattr(self, "outputs"):
-            raise NotBySampleError(reason or CALLED_AGAIN)
-        self.before, self.call = Snapshot(self.model, self.device), (original, batch)
-        laps = Laps(self.device)
+        batch, laps = self.take_call(original, args, kwargs), Laps(self.device)
         with torch.no_grad(), span("gramgn.forward"):
-            self.output = self._outputs(self.call, self.chunk, laps, lambda *_: None)
+            self.output = self.outputs_of(self.call, self.chunk, lambda *_: laps.end())
         self.forward_s = laps.seconds()
         self.eps = jacobian_eps(self.model, self.output.dtype, self.device, self.dtype)
         self.outputs = Outputs(self.trained, cut=True)
         return self.outputs.add(self.output, batch.size, batch.given), batch.size
 
-    def linearised(self, reading: Reading, num_samples: int) -> Linearisation:
+    def linearised(self, reading: Reading, num_samples: int) -> StreamLinearisation:
         """Form G by groups."""
         slopes, _ = self.outputs.slopes(reading)
         k, device = slopes.shape[1], float64_home(self.device)
@@ -281,16 +270,9 @@ class InGroups(Run):
         comparison = Comparison(self.trained.params, num_samples, k, self.eps, slack=SLACK)
         self.each_group(slopes, lambda sums: G.add_(sums.G), comparison)
         sums = self.begin(num_samples, k, self.output)
-        sums.grams.G, sums.norms = G, {name: self.norms[name] for name in sums.watched if name in self.norms}
-        repeats = not self.before.drew_random_numbers()
-        if repeats and (sums.comparison is not None or self.woke(sums)):
-            sums.comparison = comparison
-            with self._again():
-                output = self.expect(*self.call, comparison, slopes)
-            if not agree(output, self.output, self.eps):
-                raise ValueError(explained(type(self.model).__name__, None))
-            self.check_apart(*self.call)
-        self.verify(*self.call, sums, slopes, within=repeats)
+        sums.comparison, sums.grams.G = comparison, G
+        sums.norms = {name: self.norms[name] for name in sums.watched if name in self.norms}
+        self.verify(*self.call, sums, slopes)
         return self.streamed(reading, num_samples, GroupedJacobian(G, self, slopes), self.output)
 
     def structure(self) -> Any:
@@ -307,27 +289,6 @@ class InGroups(Run):
         self.each_group(slopes, lambda _: None, comparison)
         return self.output
 
-    def expect(
-        self, original: Forward, batch: Batch, comparison: Comparison, slopes: Tensor | None
-    ) -> Tensor:
-        """Add autograd's J^T w of ordinary passes to a comparison; return the outputs.
-
-        The batch is divided in another way, because what depends on the other samples of a chunk then differs.
-        """
-        assert slopes is not None
-        state = Snapshot(self.model, self.device)
-
-        def take(output: Tensor, start: int, stop: int) -> None:
-            comparison.expect(output, slopes[start:stop], start)
-            state.restore_python()
-
-        return self._outputs((original, batch), 2 * self.chunk, None, take)
-
-    def check_apart(self, original: Forward, batch: Batch) -> None:
-        """Reject a call that mixes samples, by some of the samples; see `Run`."""
-        few = min(batch.size, 2 * self.chunk)
-        super().check_apart(original, Batch(*batch.chunk(0, few)))
-
     def each_group(
         self, slopes: Tensor, take: Callable[[Accumulator], object], comparison: Comparison | None = None
     ) -> None:
@@ -337,7 +298,7 @@ class InGroups(Run):
         self.structures.clear()
         for number, group in enumerate(groups):
             laps = Laps(self.device)
-            sums = self._summed(group, slopes, arena, comparison, laps)
+            sums = self._columns(group, slopes, arena, comparison, laps)
             take(sums)
             if number == 0:
                 self._note([group.size for group in groups], slopes.shape[1], laps.seconds())
@@ -356,11 +317,11 @@ class InGroups(Run):
                 part = GraphJacobian(u, output, slopes[start:stop], params)
                 part.add_vjp_(total, u[start:stop], scales)
 
-        with self._again():
-            self._outputs(self.call, self.chunk, None, take)
+        with self.again():
+            self.outputs_of(self.call, self.chunk, take)
         return total
 
-    def _summed(
+    def _columns(
         self, group: Group, slopes: Tensor, arena: Arena, comparison: Comparison | None, laps: Laps
     ) -> Accumulator:
         """Return the columns of J of one group."""
@@ -375,9 +336,7 @@ class InGroups(Run):
         found = []
 
         def take(output: Tensor, start: int, stop: int) -> None:
-            if anew:
-                self.before.restore_python()
-            else:
+            if not anew:
                 self._check_same(output, start, stop)
             if output.requires_grad:
                 run.backward.start(output, stop - start, run.network)
@@ -386,10 +345,13 @@ class InGroups(Run):
                 found.append(run.backward.structure())
                 self.backward.may_mix |= run.backward.may_mix
             run.clear()
+            laps.end()
 
         try:
-            with only(self.trained, group.trained), self._again():
-                output = self._outputs(self.call, self.chunk, laps, take, run.record)
+            with only(self.trained, group.trained), self.again():
+                output = self.outputs_of(
+                    self.call, self.chunk, take, run.record, self.before if anew else None
+                )
         finally:
             run.clear()
         with torch.no_grad(), span("gramgn.backward"):
@@ -399,40 +361,6 @@ class InGroups(Run):
         self.norms |= sums.norms
         self.structures.append(tuple(dict.fromkeys(found)))
         return sums
-
-    def _outputs(
-        self,
-        call: tuple[Forward, Batch],
-        chunk: int,
-        laps: Laps | None,
-        take: Callable[[Tensor, int, int], None],
-        record: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any] | None = None,
-    ) -> Tensor:
-        """Run the model on all samples in chunks; `take` is given the output of each, and its range of samples."""
-        (original, batch), outputs = call, []
-        for start in range(0, batch.size, chunk):
-            stop = min(start + chunk, batch.size)
-            # The model may change its input in place.
-            args, kwargs = Batch(*batch.chunk(start, stop)).copy().chunk(0, stop - start)
-            with in_chunk(start, stop, batch.size):
-                if record is None:
-                    with self.reduced_precision():
-                        output = only_tensor(original(*args, **kwargs))
-                else:
-                    output = only_tensor(record(original, args, kwargs))
-                take(output, start, stop)
-            outputs.append(output.detach().reshape(stop - start, *output.shape[1:]))
-            del output
-            if laps is not None:
-                laps.end()
-        return torch.cat(outputs)
-
-    @contextmanager
-    def _again(self) -> Iterator[None]:
-        """Run the network from the state in which the closure found it, and leave no further trace."""
-        with Snapshot(self.model, self.device).kept(), torch.enable_grad():
-            self.before.restore()
-            yield
 
     def _check_same(self, output: Tensor, start: int, stop: int) -> None:
         """Reject a network that does not repeat its outputs."""
