@@ -335,7 +335,9 @@ def test_a_kernel_tied_between_two_kinds_of_convolution(strided_first: bool) -> 
     assert_right(Problem(model, (x,), torch.sin), Stream().build())
 
 
-@pytest.mark.parametrize("options", [Stream(), Stream(chunk_size=2), Vmap()], ids=str)
+@pytest.mark.parametrize(
+    "options", [Stream(), Stream(chunk_size=2), Stream(memory_budget="least", chunk_size=2), Vmap()], ids=str
+)
 def test_a_part_in_float32_is_not_taken_for_a_mixture(options: Stream | Vmap) -> None:
     torch.manual_seed(0)
     a, b = nn.Linear(5, 6).double(), nn.Linear(6, 1)

@@ -187,7 +187,7 @@ class InChunks(Run):
         assert sums.comparison is not None
         with self.again():
             output = self.expect(*self.call, sums.comparison, slopes)
-        if not agree(output, self.output, self.eps):
+        if not agree(output, self.output, sums.comparison.eps):
             raise ValueError(explained(type(self.model).__name__, None))
         self.check_apart(*self.call)
         return True
