@@ -335,6 +335,7 @@ def test_a_kernel_tied_between_two_kinds_of_convolution(strided_first: bool) -> 
     assert_right(Problem(model, (x,), torch.sin), Stream().build())
 
 
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. J takes:RuntimeWarning")
 @pytest.mark.parametrize(
     "options", [Stream(), Stream(chunk_size=2), Stream(memory_budget="least", chunk_size=2), Vmap()], ids=str
 )
