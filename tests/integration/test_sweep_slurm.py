@@ -77,7 +77,8 @@ def test_attach_and_complete(house: House, call: Call, capsys: pytest.CaptureFix
     jobs = jobs_of(house, "there")
     array = next(iter(jobs.values())).partition("_")[0]
     assert (
-        f"3 jobs of Slurm stay queued or running: the same command watches them again, scancel {array}" in err
+        f"left with Slurm, queued or running: 3 jobs. The same command attaches to what is there; scancel {array}"
+        in err
     )
     assert sorted(jobs.values()) == [f"{array}_{index}" for index in range(3)]
     (status,) = json.loads(house.script("scripts/sweep_status.py", "there", "--json").stdout)
