@@ -115,8 +115,8 @@ class SlurmPool:
             if jobs:
                 listed = " ".join(dict.fromkeys(job.job.partition("_")[0] for job in jobs))
                 say(
-                    f"left with Slurm, queued or running: {counted(len(jobs), 'job')}. The same command attaches to what "
-                    f"is there; scancel {listed} cancels it"
+                    f"left with Slurm, queued or running: {counted(len(jobs), 'job')}. The same command attaches to "
+                    f"what is there; scancel {listed} cancels it"
                 )
             stop.raise_if_set()
 
