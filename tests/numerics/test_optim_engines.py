@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from gramgn.optim import (
     Trained,
     Vmap,
 )
+from gramgn.optim.stream.backward import Backward
 
 TOLERANCE = 1e-10
 SQUARED = SquaredError()
@@ -320,6 +322,26 @@ def test_a_user_defined_forward_is_put_back_and_compared_in_the_first_steps() ->
         calls.clear()
         of_model(model, lambda: model(x), engine)
     assert calls == [1]
+
+
+STREAMS = [Stream(), Stream(chunk_size=2), Stream(memory_budget="least", chunk_size=2)]
+
+
+@pytest.mark.parametrize("options", STREAMS, ids=str)
+def test_what_a_step_used_is_freed_without_the_garbage_collector(options: Stream) -> None:
+    """G02: a cycle of references would keep the memory for J until Python happens to look for cycles."""
+    kept = {}
+    for case in CASES:
+        problem, engine = case.make(), options.build()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                linearised(problem, engine)
+            kept[case.name] = sum(type(thing) is Backward for thing in gc.get_objects())
+        finally:
+            gc.enable()
+    assert not any(kept.values()), kept
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,19 @@ def test_dropout_inside_attention_draws_the_masks_of_an_ordinary_pass() -> None:
     )
 
 
+@pytest.mark.parametrize("engine", [Stream(chunk_size=12), Stream(memory_budget=2**23)], ids=str)
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. J takes:RuntimeWarning")
+def test_dropout_inside_attention_in_chunks_of_samples(engine: Stream) -> None:
+    """Gradients are so large that some of their entries alone show where the samples are."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.1, batch_first=True)
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(24 * 64, 1)).double()
+    x = torch.randn(48, 24, 64, dtype=torch.float64)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=engine)
+    for _ in range(2):
+        optimizer.step(lambda: model(x))
+
+
 def test_a_term_differentiates_attention_twice() -> None:
     """Fused attention has no second derivatives and no rule for samples: neither an error nor a warning."""
     torch.manual_seed(0)

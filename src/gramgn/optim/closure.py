@@ -121,12 +121,13 @@ def first_tensor(returned: Any) -> Tensor:
 @contextmanager
 def replaced_forward(model: nn.Module, forward: Forward) -> Iterator[None]:
     """Let `model(...)` call `forward` with the model's own forward as first argument."""
-    attributes, original = vars(model), model.forward
+    attributes, original, called = vars(model), model.forward, [forward]
     own = attributes.get("forward")
-    attributes["forward"] = lambda *args, **kwargs: forward(original, *args, **kwargs)
+    attributes["forward"] = lambda *args, **kwargs: called[0](original, *args, **kwargs)
     try:
         yield
     finally:
+        called.clear()  # a snapshot of the module may outlive it, and belong to what it calls
         del attributes["forward"]
         if own is not None:
             attributes["forward"] = own

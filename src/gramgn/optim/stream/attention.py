@@ -60,8 +60,17 @@ class Projections:
             namespace[name] = _moved(getattr(functional, name), namespace)
         self._attention = _moved(functional.multi_head_attention_forward, namespace)
         namespace["multi_head_attention_forward"] = self._with_biases
-        outside = {**vars(activation), "F": SimpleNamespace(**namespace)}
-        self.forward = _moved(nn.MultiheadAttention.forward, outside).__get__(module)
+        self._namespaces = namespace, {**vars(activation), "F": SimpleNamespace(**namespace)}
+        self._module = module
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, once."""
+        try:
+            return _moved(nn.MultiheadAttention.forward, self._namespaces[1])(self._module, *args, **kwargs)
+        finally:
+            # Functions and the namespaces that hold them would keep alive what records, with all memory for J.
+            for namespace in self._namespaces:
+                namespace.clear()
 
     def _with_biases(self, query: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Stands for `multi_head_attention_forward`."""

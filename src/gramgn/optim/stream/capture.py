@@ -253,7 +253,7 @@ def recorded(
     def run(*args: Any, **kwargs: Any) -> Any:
         if isinstance(owner.rule, Rule) and owner.rule.parts is not None:
             inside = Inside(owner, receive)
-            output = owner.rule.parts(owner.module, inside.record).forward(*args, **kwargs)
+            output = owner.rule.parts(owner.module, inside.record).run(*args, **kwargs)
             calls.extend(inside.ended())
             return output
         call = start_call(owner, forward, args, kwargs)

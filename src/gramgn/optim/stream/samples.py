@@ -1,7 +1,7 @@
 """Which entries of an intermediate result belong to which sample, as its gradients show.
 
 Samples do not interact, so the gradient of an entry is linear in the gradients of the outputs of one sample, its own.
-Two backward passes, with random gradients of the outputs and with the same ones times a code for each sample, therefore
+Two backward passes, with gradients of the outputs and with the same ones times a code for each sample, therefore
 differ in each entry by the code of its sample: this shows where the samples are, in which dimension and in which order
 next to others (time folded into the batch). Entries that depend on several samples, as those of parameters and of all
 that is computed from them alone, differ by no code.
@@ -10,13 +10,14 @@ that is computed from them alone, differ by no code.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gramgn.optim.runtime import is_capturing
+from gramgn.optim.runtime import is_capturing, probe_weights
 from gramgn.optim.stream.axes import MAJOR, PLAIN, Axis
 from gramgn.optim.stream.capture import Call, Graph, Node, Use
 from gramgn.optim.stream.nodes import ORDERED, order_of, way_of
@@ -202,9 +203,10 @@ def find_axes(
     Also return those results whose gradients have zeros that hide it.
     """
     leaves = [params[name] for name in dict.fromkeys(name for name, _ in graph.uses)]
-    generator = torch.Generator().manual_seed(0)
+    # Not torch's, which a comparison replaces by constants.
+    generator = random.Random(0)
     codes = _codes(b, generator).to(output.device, output.dtype)
-    given = 1 + torch.rand(output.shape, generator=generator).to(output.device, output.dtype)
+    given = probe_weights(output.numel(), output.device).view(output.shape).to(output.dtype)
     first: dict[tuple[int, int], Tensor] = {}
     shapes: dict[tuple[int, int], torch.Size] = {}
     second: dict[tuple[int, int], Tensor] = {}
@@ -215,7 +217,7 @@ def find_axes(
         if size <= MOST_ENTRIES:
             return flat
         if size not in places:
-            places[size] = torch.randint(size, (MOST_ENTRIES,), generator=generator).to(grad.device)
+            places[size] = torch.tensor(generator.choices(range(size), k=MOST_ENTRIES), device=grad.device)
         return flat[places[size]]
 
     def watch(number: int, store: dict[tuple[int, int], Tensor]) -> Any:
@@ -255,12 +257,12 @@ def find_axes(
     return axes, hidden
 
 
-def _codes(b: int, generator: torch.Generator) -> Tensor:
+def _codes(b: int, generator: random.Random) -> Tensor:
     """Return a power of two with a sign for each sample, different ones for neighbours."""
     several = [sign * 2.0**e for e in range(-EXPONENTS, EXPONENTS + 1) for sign in (1, -1)]
     codes: list[float] = []
     while len(codes) < b:
-        codes += [several[i] for i in torch.randperm(len(several), generator=generator).tolist()]
+        codes += generator.sample(several, len(several))
     return torch.tensor(codes[:b])
 
 
