@@ -41,8 +41,18 @@ SHAPES, SMOKE_SHAPES = ("resnet:128x32", "resnet:128x64"), ("resnet8:12x8",)
 LR = 2.0**-10
 NETWORKS = {"ResNet-32": 461_086, "ResNet-18": 11_689_512, "ResNet-50": 25_557_032}
 """Parameters of the networks in the table."""
+FORWARD = {
+    "ResNet-32, 32x32": ("ResNet-32", 68.9e6),
+    "ResNet-32, 64x64": ("ResNet-32", 275.4e6),
+    "ResNet-18, 224x224": ("ResNet-18", 1.814e9),
+    "ResNet-50, 224x224": ("ResNet-50", 4.089e9),
+}
+"""Multiplications of one sample's forward pass, counted by torch's FlopCounterMode."""
 SIZES, SHARES = (2, 4, 8, 16, 32, 64), (16, 64)
 """Numbers of ranks, and samples of each, in the table."""
+BATCHES = (128, 512, 2_048)
+LINKS = {"NVLink of H100s, 450 GB/s": (8, 450e9), "a network of 200 Gb/s": (64, 25e9)}
+"""Numbers of ranks and bytes per second and rank of the modelled exchange."""
 MB = 1e6
 
 
@@ -251,6 +261,23 @@ def print_formula() -> None:
             ddp = step_bytes(SIZES[-1], share, m)["update"] / MB
             cells = "".join(f" {total:,.0f} |" for total in totals)
             print(f"| {name}, {m / 1e6:.2f} million | {share} |{cells} {ddp:,.0f} |")
+    print("\nMODELLED, not measured: milliseconds of that at the rate of a link, none of it hidden\n")
+    print("| network | samples per rank |" + "".join(f" R = {R}, {link} |" for link, (R, _) in LINKS.items()))
+    print("|---|---|" + "---|" * len(LINKS))
+    for name, m in NETWORKS.items():
+        for share in SHARES:
+            times = [1e3 * sum(step_bytes(R, share, m).values()) / rate for R, rate in LINKS.values()]
+            print(f"| {name} | {share} |" + "".join(f" {time:.3g} |" for time in times))
+    print(
+        "\nOperations of the products in G over those of SGD, b m / (6 x multiplications), for b samples in all\n"
+    )
+    print("| network |" + "".join(f" b = {b:,} |" for b in BATCHES) + " equal at b |")
+    print("|---|" + "---|" * (len(BATCHES) + 1))
+    for name, (network, multiplications) in FORWARD.items():
+        per_sample = NETWORKS[network] / (6 * multiplications)
+        print(
+            f"| {name} |" + "".join(f" {b * per_sample:.2f} |" for b in BATCHES) + f" {1 / per_sample:,.0f} |"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

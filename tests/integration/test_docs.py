@@ -27,6 +27,7 @@ from data_cases import picture, write_afad, write_kaggle, write_png
 from house import REPOSITORY, House, read_run
 from torch import nn
 
+from benchmarks.ranks import print_formula
 from gramgn import GramGaussNewton
 from gramgn.records import METRIC_COLUMNS
 
@@ -207,10 +208,11 @@ def short_benchmark(reader: Reader, command: str) -> None:
     assert "t(b) = " in done.stdout
 
 
-def small_memory(reader: Reader, command: str) -> None:
-    """Minutes: the same on a small network."""
+def small_benchmark(reader: Reader, command: str) -> None:
+    """Minutes: the same with tiny networks."""
     done = reader.run(f"{command} --smoke")
     assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def short_comparison(reader: Reader, command: str) -> None:
@@ -272,7 +274,8 @@ EXCEPTIONS: dict[str, Callable[[Reader, str], None]] = {
     "conda ": conda_file,
     "python -m pip install ": installation,
     "python benchmarks/step.py --sweep": short_benchmark,
-    "python benchmarks/memory.py": small_memory,
+    "python benchmarks/memory.py": small_benchmark,
+    "python benchmarks/ranks.py": small_benchmark,
     "python examples/physics/": short_comparison,
     "wandb ": account,
     "python scripts/prepare_data.py dataset=afad archive=": archive_parts,
@@ -290,7 +293,7 @@ def exception(command: str) -> Callable[[Reader, str], None] | None:
 def test_every_command_works(reader: Reader, command: str) -> None:
     """H03: every command of the documentation, sweeps included; none ends in an error or a traceback."""
     if (check := exception(command)) is not None:
-        if check not in reader.checked or check is plan_of_make:
+        if check not in reader.checked or check in (plan_of_make, small_benchmark):
             check(reader, command)
             reader.checked.add(check)
         return
@@ -421,6 +424,13 @@ def test_every_column_is_explained() -> None:
     table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
     for column in METRIC_COLUMNS:
         assert f"`{column}`" in table, column
+
+
+def test_the_tables_of_ranks_are_those_of_the_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    print_formula()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ResNet")]
+    assert rows
+    assert [row for row in rows if row not in DOCS] == []
 
 
 def test_every_exit_code_is_explained() -> None:

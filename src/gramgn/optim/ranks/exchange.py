@@ -26,7 +26,7 @@ from gramgn.optim.stream.accumulate import GramSum
 from gramgn.optim.stream.blocks import FLAT, Block, EmbeddingFactors, Factors, Layout, LinearFactors
 from gramgn.optim.stream.products import Products
 
-BUCKET_BYTES = 4 * 2**20
+BUCKET_BYTES = 8 * 2**20
 """Parameters are sent together until a rank sends this much."""
 IN_FLIGHT = 2
 """The number of exchanges that are under way at a time."""
@@ -262,9 +262,14 @@ class Exchange(GramSum):
 
     def reduced(self) -> Tensor:
         """Return G by group on rank 0, exactly symmetric; without rows on the others."""
-        n = sum(self.rows)
+        n, me = sum(self.rows), self.ranks.rank
         tiles = [(start, min(start + TILE, n)) for start in range(0, n, TILE)]
         with torch.no_grad():
+            # From the order in which rows were received, this rank's last, to that of the ranks.
+            before, after = sum(self.rows[:me]), sum(self.rows[me + 1 :])
+            first, second, own = torch.arange(n).split([before, after, self.rows[me]])
+            order = torch.cat([first, own, second])
+            self.G = self.G[:, order][:, :, order]
             lower = torch.cat([self.G[:, start:stop, :stop].flatten() for start, stop in tiles])
             self.ranks.sum_on_first_(lower)
             if not self.ranks.leads:
@@ -333,18 +338,20 @@ class Exchange(GramSum):
         bucket, me = self._buckets[self._next], self.ranks.rank
         heights, bounds = self.samples if bucket.of_factors else self.rows, bucket.bounds
         widths = [stop - start for start, stop in pairwise(bounds)]
-        to_each = [heights[me] * width for width in widths]
-        from_each = [height * widths[me] for height in heights]
+        to_each = [0 if t == me else heights[me] * width for t, width in enumerate(widths)]
+        from_each = [0 if t == me else height * widths[me] for t, height in enumerate(heights)]
+        # What this rank keeps lies behind what it receives; see `reduced`.
         sent, received = (
-            torch.empty(sum(sizes), dtype=self.dtype, device=self.ranks.device)
-            for sizes in (to_each, from_each)
+            torch.empty(size, dtype=self.dtype, device=self.ranks.device)
+            for size in (sum(to_each), sum(heights) * widths[me])
         )
+        others, own = received.split([sum(from_each), heights[me] * widths[me]])
         if self._failed:
             sent.zero_()
-        elif sent.numel():
+        elif heights[me]:
             places = [
-                place.view(heights[me], width)
-                for place, width in zip(sent.split(to_each), widths, strict=True)
+                (own if t == me else place).view(heights[me], widths[t])
+                for t, place in enumerate(sent.split(to_each))
             ]
             column = 0
             for part in bucket.parts:
@@ -353,7 +360,7 @@ class Exchange(GramSum):
                     column += matrix.shape[1]
                 if self.drop:
                     self._blocks.pop(part.names[0], None)
-        work = self.ranks.exchange(received, sent, from_each, to_each)
+        work = self.ranks.exchange(others, sent, from_each, to_each)
         self._next += 1
         self._under_way.append((work, bucket, received, sent))
 
