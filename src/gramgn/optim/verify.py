@@ -2,9 +2,9 @@
 
 Some networks defeat an engine: they mix samples, pass intermediate results out of a module by a side door, or change
 their state from call to call. J would then be wrong without any sign of it. Therefore J^T w is compared, parameter by
-parameter, with an ordinary backward pass over the whole batch, for weights w that differ from row to row: in the steps
-1, 2, 4 and 8, when the network is run in a new way, at least every `EVERY` steps, and whenever a block of J that was
-never seen to agree has become other than zero.
+parameter, with an ordinary backward pass, for weights w that differ from row to row: over the whole batch, or over
+other chunks where it is divided; in the steps 1, 2, 4 and 8, when the network is run in a new way, at least every
+`EVERY` steps, and whenever a block of J that was never seen to agree has become other than zero.
 """
 
 from __future__ import annotations
