@@ -3,6 +3,7 @@
 python scripts/evidence.py --list               # the blocks, their numbers of runs and how many are missing
 python scripts/evidence.py --block tune         # one block
 python scripts/evidence.py --block tune --dataset rotation   # its runs on one data set, e.g. one data set per core
+python scripts/evidence.py --commands --block final   # the command of each run by itself
 python scripts/evidence.py                      # all of them: about 16 hours of one core
 
 Every run uses one thread. Seconds are reported from the block clock only, which must run alone on an idle machine.
@@ -274,14 +275,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--dataset", choices=(*REAL, *SYNTHETIC), help="one data set (default: all of a block)"
     )
-    parser.add_argument("--list", action="store_true", help="print the runs, run nothing")
+    parser.add_argument("--list", action="store_true", help="print the blocks, run nothing")
+    parser.add_argument("--commands", action="store_true", help="print the command of each run, run nothing")
     parser.add_argument("overrides", nargs="*", help="key=value for every run that changes no result")
     given = parser.parse_intermixed_args(arguments)
     blocks = [given.block] if given.block else list(BLOCKS)
     try:
         for block in blocks:
             datasets = [each for each in BLOCKS[block][0] if given.dataset in (None, each)]
-            if given.list:
+            if given.commands:
+                for words in (words for dataset in datasets for words in planned(block, dataset)):
+                    print(f"python train.py {shlex.join(words)} trainer.threads=1 tracking=none")
+            elif given.list:
                 show(block, datasets)
             elif code := run(block, datasets, given.overrides):
                 return code
@@ -304,8 +309,6 @@ def show(block: str, datasets: Sequence[str]) -> None:
             continue
         missing = [words for words in jobs if key(words) not in results(block)]
         print(f"  {dataset}: {len(missing)} of {len(jobs)} missing")
-        if missing:
-            print(f"    python train.py {shlex.join(command(block, dataset, missing[:1]))}")
 
 
 if __name__ == "__main__":

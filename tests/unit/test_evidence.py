@@ -113,6 +113,10 @@ def test_a_block_needs_those_before_it(evidence: ModuleType, capsys: pytest.Capt
     assert "run the blocks tune and refine first" in capsys.readouterr().err
     assert evidence.main(["--list"]) == 0
     assert "tune: laptop scale, 340 runs, 0 done" in capsys.readouterr().out
+    assert evidence.main(["--commands", "--block", "tune"]) == 0
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 340
+    assert all(command.startswith("python train.py dataset=") for command in commands)
 
 
 @pytest.mark.parametrize("code", [2, 130])
