@@ -3,7 +3,7 @@
 python scripts/evidence.py --list               # the blocks, their numbers of runs and how many are missing
 python scripts/evidence.py --block tune         # one block
 python scripts/evidence.py --block tune --dataset rotation   # its runs on one data set, e.g. one data set per core
-python scripts/evidence.py --commands --block final   # the command of each run by itself
+python scripts/evidence.py --commands --block tune    # the command of each run by itself
 python scripts/evidence.py                      # all of them: about 16 hours of one core
 
 Every run uses one thread. Seconds are reported from the block clock only, which must run alone on an idle machine.
