@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from functools import cache
 from typing import Any
 
 import pytest
@@ -300,6 +301,7 @@ PEAK = """
 """
 
 
+@cache
 def added_bytes(budget: int | None) -> int:
     """Return what steps add to the memory of a process at its peak; J alone takes 98 MiB."""
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PEAK), repr(budget)]
