@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -211,6 +212,79 @@ def test_a_network_that_does_not_repeat_itself_is_rejected() -> None:
     problem = Problem(model, (torch.randn(6, 5, dtype=torch.float64),), torch.sin)
     with pytest.raises(ValueError, match="returned other outputs when it was run again"):
         linearised(problem, memory_budget="least")
+
+
+PARTS = [Stream(chunk_size=3), Stream(memory_budget="least", chunk_size=2)]
+
+
+@pytest.mark.parametrize("engine", PARTS, ids=str)
+@pytest.mark.parametrize("few", [5, 6])
+def test_mixing_that_begins_at_some_sample_is_noticed(engine: Stream, few: int) -> None:
+    """G01: chunks are too small to show it."""
+    torch.manual_seed(0)
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 5).double(), nn.Linear(5, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.tanh(self.first(x))
+            if len(x) > 6:
+                h = torch.cat([h[:few], h[few:] - h[few:].mean(dim=0)])
+            return self.last(h)
+
+    problem = Problem(Late(), (torch.randn(8, 6, dtype=torch.float64),), torch.sin)
+    with pytest.raises(ValueError, match="returns other outputs"):
+        engine.build().linearise(problem.model, problem.trained(), problem.closure, SquaredError())
+
+
+@pytest.mark.parametrize("engine", PARTS, ids=str)
+def test_the_closure_sees_what_the_model_makes_of_its_input(engine: Stream) -> None:
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.layer(x.mul_(1.1)))
+
+    ends = []
+    for each in (Stream(), engine):
+        torch.manual_seed(0)
+        model, x = Scaling(), torch.randn(8, 6, dtype=torch.float64)
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, momentum=0.5, engine=each)
+        for _ in range(3):
+            z = x.clone()
+            optimizer.step(lambda model=model, z=z: model(z) - z)
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert relative_error(ends[1], ends[0]) < EXACT
+
+
+def test_more_residuals_than_outputs_count() -> None:
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)), torch.randn(100, 16)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=5 * 2**20))
+    optimizer.step(lambda: model(x) - 1)
+    with pytest.raises(
+        ValueError, match="8 residuals per sample, which the closure makes of 1 outputs, take at least"
+    ):
+        optimizer.step(lambda: torch.cat([model(x) * i - 1 for i in range(1, 9)], dim=1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_an_encoder_in_evaluation_mode() -> None:
+    """Torch computes it with nested tensors where nothing requires gradients."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, ends = nn.TransformerEncoder(layer, 2).double().eval(), []
+    x, mask = torch.randn(6, 5, 8, dtype=torch.float64), torch.zeros(6, 5, dtype=torch.bool)
+    mask[::2, 3:] = True
+    for engine in (Stream(), Stream(memory_budget="least", chunk_size=2)):
+        own = copy.deepcopy(model)
+        optimizer = GramGaussNewton(own, lam=1.0, alpha=0.1, engine=engine)
+        optimizer.step(lambda own=own: own(x, src_key_padding_mask=mask)[:, 0].mean(dim=1) - 1)
+        ends.append(torch.nn.utils.parameters_to_vector(own.parameters()).detach())
+    assert relative_error(ends[1], ends[0]) < EXACT
 
 
 def test_the_cost_is_reported_once_before_the_first_step() -> None:

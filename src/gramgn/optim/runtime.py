@@ -115,6 +115,17 @@ def attention_by_products() -> AbstractContextManager[None]:
     return sdpa_kernel(SDPBackend.MATH)
 
 
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Run transformer layers as in training: torch takes nested tensors where nothing requires gradients."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def run_in_mode(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
     """Run an operation inside of a `TorchDispatchMode`, on ordinary tensors where forward mode holds mere zeros.
 

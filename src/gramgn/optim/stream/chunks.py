@@ -12,7 +12,7 @@ from torch import Tensor
 from gramgn.optim.closure import Batch, Forward
 from gramgn.optim.losses import Reading
 from gramgn.optim.outputs import NotBySampleError, Outputs, transform_around
-from gramgn.optim.runtime import span
+from gramgn.optim.runtime import span, without_fast_path
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.jacobian import ChainedJacobian, StreamLinearisation
@@ -94,7 +94,7 @@ class InChunks(Run):
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model and form the Jacobian of its outputs."""
         batch = self.take_call(original, args, kwargs)
-        self.output, sums = self._summed(self.call)
+        self.output, sums = self._summed(self.call, is_first=True)
         self.of_outputs = self.held(sums)
         self.verify(*self.call, sums, None)
         self.outputs = Outputs(self.trained, cut=True)
@@ -112,7 +112,12 @@ class InChunks(Run):
         return self._summed((original, batch), sums, sums.comparison.state)[0]
 
     def _summed(
-        self, call: tuple[Forward, Batch], sums: Accumulator | None = None, state: Snapshot | None = None
+        self,
+        call: tuple[Forward, Batch],
+        sums: Accumulator | None = None,
+        state: Snapshot | None = None,
+        *,
+        is_first: bool = False,
     ) -> tuple[Tensor, Accumulator]:
         """Return the outputs, and the sums that were filled: those given, or those of the step."""
         b = call[1].size
@@ -130,7 +135,7 @@ class InChunks(Run):
             self.clear()
 
         try:
-            output = self.outputs_of(call, self.chunk, take, self.record, state)
+            output = self.outputs_of(call, self.chunk, take, self.record, state, is_first=is_first)
         finally:
             self.clear()
         assert sums is not None
@@ -145,6 +150,8 @@ class InChunks(Run):
         take: Callable[[Tensor, int, int], None],
         record: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any] | None = None,
         state: Snapshot | None = None,
+        *,
+        is_first: bool = False,
     ) -> Tensor:
         """Run the model on all samples in chunks; `take` is given the output of each, and its range of samples.
 
@@ -154,12 +161,14 @@ class InChunks(Run):
             take: Uses the output of a chunk.
             record: Runs the forward in place of an ordinary call.
             state: Whose random numbers of Python and NumPy all chunks draw.
+            is_first: Whether the closure sees what the model makes of its input in place.
         """
-        (original, batch), outputs = call, []
+        (original, batch), outputs, changed = call, [], []
         for start in range(0, batch.size, chunk):
             stop = min(start + chunk, batch.size)
-            # The model may change its input in place.
-            args, kwargs = Batch(*batch.chunk(start, stop)).copy().chunk(0, stop - start)
+            # The model may change its input in place, and each pass starts from the same.
+            part = Batch(*batch.chunk(start, stop)).copy()
+            args, kwargs = part.chunk(0, stop - start)
             if state is not None:
                 state.restore_python()
             with in_chunk(start, stop, batch.size):
@@ -171,6 +180,13 @@ class InChunks(Run):
                 take(output, start, stop)
             outputs.append(output.detach().reshape(stop - start, *output.shape[1:]))
             del output
+            for given, leaf, batched in zip(batch.leaves, part.leaves, batch.batched, strict=True):
+                if is_first and isinstance(leaf, Tensor) and leaf._version:
+                    changed.append((given[start:stop] if batched else given, leaf))
+        if changed:
+            self.call = original, batch.copy()
+            for given, leaf in changed:
+                given.copy_(leaf)
         return torch.cat(outputs)
 
     @contextmanager
@@ -197,14 +213,21 @@ class InChunks(Run):
     ) -> Tensor:
         """Add autograd's J^T w of ordinary passes to a comparison; return the outputs.
 
-        The batch is divided in another way, because what depends on the other samples of a chunk then differs.
+        The batch is divided in another way, because what depends on the other samples of a chunk then differs. A pass
+        without a graph over the whole batch shows what depends on its size.
         """
 
         def take(output: Tensor, start: int, stop: int) -> None:
             comparison.expect(output, None if slopes is None else slopes[start:stop], start)
 
         state = Snapshot(self.model, self.device)
-        return self.outputs_of((original, batch), 2 * self.chunk, take, state=state)
+        outputs = self.outputs_of((original, batch), 2 * self.chunk, take, state=state)
+        state.restore()
+        with torch.no_grad(), without_fast_path():
+            whole = self.outputs_of((original, batch), batch.size, lambda *_: None)
+        if not agree(whole, outputs, comparison.eps):
+            raise ValueError(explained(type(self.model).__name__, None))
+        return outputs
 
     def check_apart(self, original: Forward, batch: Batch) -> None:
         """Reject a call that mixes samples, by some of the samples; see `Run`."""

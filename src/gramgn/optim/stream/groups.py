@@ -24,7 +24,14 @@ from gramgn.optim.gram import Linearisation
 from gramgn.optim.kept import Kept
 from gramgn.optim.losses import Reading
 from gramgn.optim.outputs import NotBySampleError, Outputs, joined, transform_around
-from gramgn.optim.runtime import float64_home, jacobian_eps, span, with_stored_bytes
+from gramgn.optim.runtime import (
+    attention_by_products,
+    float64_home,
+    jacobian_eps,
+    span,
+    with_stored_bytes,
+    without_fast_path,
+)
 from gramgn.optim.snapshot import Snapshot
 from gramgn.optim.stream.accumulate import Accumulator
 from gramgn.optim.stream.backward import Backward, Network
@@ -32,6 +39,7 @@ from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.budget import (
     COUNTED,
     Budget,
+    BudgetError,
     Counter,
     OperationCounter,
     Sizes,
@@ -39,7 +47,7 @@ from gramgn.optim.stream.budget import (
     grouped,
     text,
 )
-from gramgn.optim.stream.chunks import InChunks
+from gramgn.optim.stream.chunks import InChunks, in_chunk
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian, StreamLinearisation
 from gramgn.optim.stream.products import MOST_PAIRS
@@ -62,6 +70,7 @@ class WithinBudget:
     def __init__(self, engine: StreamEngine, model: nn.Module, trained: Trained, budget: Budget) -> None:
         self.engine, self.model, self.trained, self.budget = engine, model, trained, budget
         self._run: Run | None = None
+        self._sizes_of_call: Sizes | None = None
 
     def forward(
         self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -72,8 +81,22 @@ class WithinBudget:
         return self._run.forward(original, args, kwargs)
 
     def linearised(self, reading: Reading, num_samples: int) -> Linearisation:
-        """Return the residuals with their J."""
+        """Return the residuals with their J.
+
+        Raises:
+            BudgetError: The closure makes so many residuals of the outputs that they do not fit.
+        """
         assert self._run is not None
+        sizes, limit, k = self._sizes_of_call, self.budget.limit, reading.residual.numel() // num_samples
+        if sizes is not None and limit is not None and k > sizes.num_outputs:
+            holds = isinstance(self._run, AtOnce) and not self._run.drop
+            least = sizes.fixed(k) + (sizes.jacobian(k) if holds else sizes.largest(k))
+            if least > limit:
+                raise BudgetError(
+                    f"memory_budget is {text(limit)} ({limit} bytes), and {k} residuals per sample, which the closure "
+                    f"makes of {sizes.num_outputs} outputs, take at least {text(least)} ({least} bytes). Raise it, or "
+                    "lower the batch size"
+                )
         return self._run.linearised(reading, num_samples)
 
     def clear(self) -> None:
@@ -84,7 +107,7 @@ class WithinBudget:
     def _chosen(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         given = (self.engine, self.model, self.trained)
         batch = None if transform_around(flatten_call(args, kwargs)[0]) else Batch.of(args, kwargs)
-        sizes = None if batch is None else self._sizes(original, batch)
+        sizes = self._sizes_of_call = None if batch is None else self._sizes(original, batch)
         if batch is None or sizes is None:
             return AtOnce(*given)
         chunk_size = self.engine.chunk_size
@@ -122,7 +145,10 @@ class WithinBudget:
         )
         if key not in known:
             try:
-                with Snapshot(self.model, next(self.model.parameters()).device).kept():
+                with (
+                    Snapshot(self.model, next(self.model.parameters()).device).kept(),
+                    in_chunk(0, min(COUNTED, batch.size), batch.size),
+                ):
                     known[key] = count(self.engine, self.model, self.trained, original, batch)
             except NotBySampleError:
                 return None
@@ -141,7 +167,8 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         return original(*args, **kwargs)
 
     batch, before = batch.copy(), Snapshot(model, run.device)
-    with operations:
+    # Attention by products stores the most, and is what comparisons and second derivatives need.
+    with operations, attention_by_products():
         _, stored = with_stored_bytes(model, forward)
     try:
         args, kwargs = batch.copy().chunk(0, few)
@@ -222,7 +249,8 @@ def only(trained: Trained, group: Trained) -> Iterator[None]:
     try:
         for param in others:
             param.requires_grad_(False)
-        yield
+        with without_fast_path():
+            yield
     finally:
         for param in others:
             param.requires_grad_(True)
@@ -254,8 +282,8 @@ class InGroups(InChunks):
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model in chunks, without a graph."""
         batch, laps = self.take_call(original, args, kwargs), Laps(self.device)
-        with torch.no_grad(), span("gramgn.forward"):
-            self.output = self.outputs_of(self.call, self.chunk, lambda *_: laps.end())
+        with torch.no_grad(), without_fast_path(), span("gramgn.forward"):
+            self.output = self.outputs_of(self.call, self.chunk, lambda *_: laps.end(), is_first=True)
         self.forward_s = laps.seconds()
         self.eps = jacobian_eps(self.model, self.output.dtype, self.device, self.dtype)
         self.outputs = Outputs(self.trained, cut=True)

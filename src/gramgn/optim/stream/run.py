@@ -281,8 +281,8 @@ class AtOnce(Run):
         drop = self.drop
         if drop and k > 1:
             raise ValueError(
-                f"memory_budget holds the blocks of one residual per sample, and the closure made {k} of one output: "
-                "raise it until J fits, or leave it out"
+                f"without chunk_size, memory_budget holds the blocks of one residual per sample here, and the closure "
+                f"made {k} of one output: set the engine's chunk_size too, or leave memory_budget out"
             )
         # Several calls that depend on one another cannot be repeated one by one, so they are compared in the step.
         several = len(self.calls) > 1
