@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from textwrap import fill
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,6 +20,9 @@ from gramgn.figures.draw import draw_curves, draw_panel, legend_handle, seeds_of
 from gramgn.figures.panels import Panel
 from gramgn.figures.style import LineStyle, explain, line_styles
 from gramgn.records import at_end, baselines
+
+CHARACTERS_PER_INCH = 18
+"""Of a caption."""
 
 
 def draw_budgets(sets: Mapping[str, pd.DataFrame], ours: Collection[str]) -> Figure:
@@ -153,7 +157,8 @@ def _matrix(
             axes.set_xlabel(name if is_ends or axes is grid[-1][place] else "")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     rows = pd.concat([comparison.rows for comparison in columns.values()])
-    title = note.format(seeds_of(list(every.values()))) + f"\non {device_name(rows)}, 1 thread"
+    lines = note.format(seeds_of(list(every.values()))), f"on {device_name(rows)}, 1 thread"
+    title = "\n".join(fill(line, int(CHARACTERS_PER_INCH * figure.get_figwidth())) for line in lines)
     handles = [legend_handle(curve, styles[label]) for label, curve in every.items()]
     explain(
         figure,

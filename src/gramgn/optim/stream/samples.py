@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -203,9 +204,7 @@ def find_axes(
     Also return those results whose gradients have zeros that hide it.
     """
     leaves = [params[name] for name in dict.fromkeys(name for name, _ in graph.uses)]
-    # Not torch's, which a comparison replaces by constants.
-    generator = random.Random(0)
-    codes = _codes(b, generator).to(output.device, output.dtype)
+    codes = _codes(b).to(output.device, output.dtype)
     given = probe_weights(output.numel(), output.device).view(output.shape).to(output.dtype)
     first: dict[tuple[int, int], Tensor] = {}
     shapes: dict[tuple[int, int], torch.Size] = {}
@@ -217,7 +216,7 @@ def find_axes(
         if size <= MOST_ENTRIES:
             return flat
         if size not in places:
-            places[size] = torch.tensor(generator.choices(range(size), k=MOST_ENTRIES), device=grad.device)
+            places[size] = (size * _fractions()).long().to(grad.device)
         return flat[places[size]]
 
     def watch(number: int, store: dict[tuple[int, int], Tensor]) -> Any:
@@ -257,10 +256,18 @@ def find_axes(
     return axes, hidden
 
 
-def _codes(b: int, generator: random.Random) -> Tensor:
+@cache
+def _fractions() -> Tensor:
+    """Return numbers in [0, 1) at random; not by torch, whose random numbers a comparison replaces by constants."""
+    generator = random.Random(0)
+    return torch.tensor([generator.random() for _ in range(MOST_ENTRIES)], dtype=torch.float64)
+
+
+def _codes(b: int) -> Tensor:
     """Return a power of two with a sign for each sample, different ones for neighbours."""
     several = [sign * 2.0**e for e in range(-EXPONENTS, EXPONENTS + 1) for sign in (1, -1)]
     codes: list[float] = []
+    generator = random.Random(0)
     while len(codes) < b:
         codes += generator.sample(several, len(several))
     return torch.tensor(codes[:b])
