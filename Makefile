@@ -53,7 +53,7 @@ define BUILD_KERNELS
 	exit $(1)
 endef
 
-.PHONY: help env kernels demo test test-fast sanitize lint format docs paper theory evidence results figures report bench bench-pipeline gpu-report clean
+.PHONY: help env kernels demo test test-slurm test-fast sanitize lint format docs paper theory evidence results figures report bench bench-pipeline gpu-report clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -91,8 +91,11 @@ $(KERNELS): $(READY) setup.py $(wildcard src/gramgn/optim/kernels/*.cpp src/gram
 demo: $(KERNELS) ## five short trainings on synthetic radiographs, a table and a figure (under 5 minutes)
 	@$(BIN)/python scripts/demo.py
 
-test: $(KERNELS) ## all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(KERNELS) ## all tests but those of test-slurm
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slurm"
+
+test-slurm: $(KERNELS) ## sweeps on a cluster, in a Slurm of one node that the tests start (root; slurm-wlm and munge)
+	@$(BIN)/python -m pytest -m slurm tests/integration
 
 test-fast: $(KERNELS) ## the tests without the ones that start whole processes
 	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/numerics tests/contract

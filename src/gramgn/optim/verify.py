@@ -83,7 +83,8 @@ CAUSES = (
     "Either the network mixes samples (as in x - x.mean(dim=0), or by a leading dimension that is not the samples'): "
     "each output must depend on its own sample only. Or a tensor that all samples share has as many entries as the "
     "batch and was split among the samples: pass it to the model at construction. Or its outputs change from call to "
-    "call, by a state that it keeps or by random numbers that are not torch's"
+    "call, by a state that it keeps (as spectral_norm's in training mode) or by random numbers that are not "
+    "torch's"
 )
 
 Explain = Callable[[str, float | None], str]
@@ -199,10 +200,13 @@ class Comparison:
         self.eps = max(eps, *(torch.finfo(param.dtype).eps for param in params.values()))
         self._expected: dict[str, Tensor] = {}
 
-    def expect(self, output: Tensor, slopes: Tensor | None = None, first: int = 0) -> None:
+    def expect(
+        self, output: Tensor, slopes: Tensor | None = None, first: int = 0, *, keep_graph: bool = True
+    ) -> None:
         """Add autograd's J^T w for the samples from number `first` with these outputs.
 
         `slopes` is dr/df [samples, k, q]; None: the residuals are the outputs.
+        `keep_graph`: whether it is still needed.
         """
         self.eps = max(self.eps, check_graph(output, short=self.eps >= REDUCED_EPS["bf16"]))
         w = self.weights[first : first + (len(output) if output.ndim else 1)].to(output.device)
@@ -213,7 +217,7 @@ class Comparison:
             output,
             list(self._params.values()),
             w.reshape(output.shape).to(output.dtype),
-            retain_graph=True,
+            retain_graph=keep_graph,
             allow_unused=True,
         )
         for name, grad in zip(self._params, grads, strict=True):

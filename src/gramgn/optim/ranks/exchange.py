@@ -483,7 +483,9 @@ def _check_alike(samples: Sequence[int], rows: Sequence[int], *identities: Seque
     of_terms = identities[2][seen[0]] > 0
     if not of_terms and any(rows[rank] * samples[seen[0]] != rows[seen[0]] * samples[rank] for rank in seen):
         raise ValueError(
-            f"the ranks have different numbers of residuals per sample: {list(rows)} for {list(samples)} samples"
+            f"the ranks have different numbers of residuals per sample: {list(rows)} for {list(samples)} samples. "
+            "Ranks that run their samples in chunks count the outputs: where memory_budget divides those of some ranks "
+            "only, set chunk_size on all"
         )
 
 

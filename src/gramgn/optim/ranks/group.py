@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gramgn.optim.solve import SolveError
 
-KINDS: dict[str, type[Exception]] = {"ValueError": ValueError, "SolveError": SolveError}
-"""The errors that keep their kind on the other ranks; all others are a RuntimeError there."""
+KINDS = ValueError, SolveError, RuntimeError
+"""What an error is on the other ranks: the first that it is an instance of, else the last."""
 
 
 class Ranks:
@@ -100,10 +100,11 @@ class Ranks:
         if not any(failed):
             return
         first = list(failed).index(True)
-        kind, message = self.broadcast_object((type(error).__name__, str(error)), first)
+        kind = next((each for each in KINDS if isinstance(error, each)), RuntimeError)
+        kind, name, message = self.broadcast_object((kind, type(error).__name__, str(error)), first)
         if error is not None:
             raise error
-        raise KINDS.get(kind, RuntimeError)(f"rank {first} of {self.size} raised {kind}: {message}")
+        raise kind(f"rank {first} of {self.size} raised {name}: {message}")
 
     def _call(self, collective: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:

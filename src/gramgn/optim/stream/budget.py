@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from gramgn.optim.kept import Kept
@@ -30,6 +32,9 @@ CHUNK_SHARE = 4
 COUNTED = 2
 """The number of samples on which sizes are counted."""
 
+COPIES = 1.25
+"""What tensors and copies of them inside of libraries, as oneDNN's in other layouts, take relative to the tensors."""
+
 
 class BudgetError(ValueError):
     """A budget is too small for a step."""
@@ -45,7 +50,8 @@ class Sizes:
         num_groups: The number of parameter groups, each of which has its own G.
         num_params: m.
         params: All trained parameters, in bytes.
-        activations: What the forward pass of one sample keeps for the backward pass, and what forming its blocks takes.
+        activations: What a forward and a backward pass of one sample take, without J.
+        outputs: What a forward pass of one sample without a graph takes.
         held: J of one sample and q residuals, by the names of the parameters that are held together, in the order in
             which the backward pass forms it: last layers first.
         flop: Floating point operations of one sample's forward pass.
@@ -58,6 +64,7 @@ class Sizes:
     num_params: int
     params: int
     activations: int
+    outputs: int
     held: Mapping[tuple[str, ...], int]
     flop: int
     copies: int = 1
@@ -94,10 +101,12 @@ class Way:
         name: `"whole"`: J is held. `"dropped"`: each block is dropped once it is multiplied, and J^T u takes a second
             backward pass. `"groups"`: J is formed by groups of parameters.
         chunk: The number of samples at a time; None: the whole batch.
+        most: That of a pass without a graph; None: the whole batch.
     """
 
     name: str
     chunk: int | None = None
+    most: int | None = None
 
 
 def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
@@ -116,16 +125,20 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
     J, largest = sizes.jacobian(k), sizes.largest(k)
     # What is left for chunks of samples, which are compared with autograd two at a time.
     beside = (room - sizes.copies * J) // (2 * a)
+
+    def in_chunks(name: str, chunk: int, held: int) -> Way:
+        return Way(name, chunk, max(2 * chunk, (room - held) // max(1, sizes.outputs)))
+
     if chunk_size is None:
         # A comparison forms J once more, block by block.
         if J + largest + b * a <= room:
             return Way("whole")
         if beside >= 1:
-            return Way("whole", min(most, beside))
+            return in_chunks("whole", min(most, beside), sizes.copies * J)
         if k == 1 and largest + b * a <= room:
             return Way("dropped")
     elif min(b, chunk_size) <= beside:
-        return Way("whole", chunk_size)
+        return in_chunks("whole", chunk_size, sizes.copies * J)
     chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
     if chunk_size is None:
         chunk = max(1, min(chunk, (room - largest) // a))
@@ -139,7 +152,7 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
             f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
             "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
         )
-    return Way("groups", chunk)
+    return in_chunks("groups", chunk, 0)
 
 
 def grouped(sizes: Sizes, limit: int | None, k: int, chunk: int) -> list[tuple[list[str], int]]:
@@ -191,24 +204,48 @@ class Counter(Accumulator):
         self.found[names] = max(self.found.pop(names, 0), size / (stop - start))
 
 
-class OperationCounter(TorchDispatchMode):
-    """Counts the floating point operations of products and convolutions.
+class Watch(TorchDispatchMode):
+    """Counts the floating point operations of products and convolutions, and the memory of new tensors.
 
     Attributes:
-        flop: Their number.
+        flop: The number of operations.
+        peak: The most bytes that were in use at a time.
     """
 
-    flop = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.flop = self.peak = self._used = 0
+        self._sizes: dict[int, int] = {}  # of known storages; 0 for those that were there before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation and count it."""
+        self._add((args, kwargs), new=False)
         result = run_in_mode(func, args, kwargs)
+        self._add(result, new=True)
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.flop += count(*args, **(kwargs or {}), out_val=result)
         return result
+
+    def _add(self, values: Any, *, new: bool) -> None:
+        for tensor in tree_leaves(values):
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._sizes:
+                    self._sizes[key] = storage.nbytes() if new else 0
+                    self._used += self._sizes[key]
+                    self.peak = max(self.peak, self._used)
+                    weakref.finalize(storage, self._remove, key)
+
+    def of_sample(self, num_samples: int) -> int:
+        """Return the most bytes per sample, with what libraries copy."""
+        return int(COPIES * self.peak) // num_samples
+
+    def _remove(self, key: int) -> None:
+        self._used -= self._sizes.pop(key)
 
 
 class Budget:

@@ -55,6 +55,7 @@ class InChunks(Run):
     Args:
         given: What every run is given.
         chunk: The number of samples at a time; None (default): the engine's.
+        most: That of a pass without a graph; None (default): the whole batch.
         anew: See `Run`.
     """
 
@@ -62,9 +63,11 @@ class InChunks(Run):
     call: tuple[Forward, Batch]
     before: Snapshot  # the state in which the closure found the network
 
-    def __init__(self, *given: Any, chunk: int | None = None, anew: bool = False) -> None:
+    def __init__(
+        self, *given: Any, chunk: int | None = None, most: int | None = None, anew: bool = False
+    ) -> None:
         super().__init__(*given, anew=anew)
-        self._chunk = chunk
+        self._chunk, self.most = chunk, most
 
     @property
     def chunk(self) -> int:
@@ -80,7 +83,7 @@ class InChunks(Run):
 
     def anew(self) -> Run:
         """Return what forms the same J a second time; see `Run`."""
-        return InChunks(self.engine, self.model, self.trained, chunk=self.chunk, anew=True)
+        return InChunks(self.engine, self.model, self.trained, chunk=self.chunk, most=self.most, anew=True)
 
     def take_call(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         """Keep the closure's only call of the model, and the state in which it is made; return its batch."""
@@ -214,17 +217,18 @@ class InChunks(Run):
         """Add autograd's J^T w of ordinary passes to a comparison; return the outputs.
 
         The batch is divided in another way, because what depends on the other samples of a chunk then differs. A pass
-        without a graph over the whole batch shows what depends on its size.
+        without a graph over the whole batch, or over as much of it as fits, shows what depends on its size.
         """
 
         def take(output: Tensor, start: int, stop: int) -> None:
-            comparison.expect(output, None if slopes is None else slopes[start:stop], start)
+            own = None if slopes is None else slopes[start:stop]
+            comparison.expect(output, own, start, keep_graph=False)
 
         state = Snapshot(self.model, self.device)
         outputs = self.outputs_of((original, batch), 2 * self.chunk, take, state=state)
         state.restore()
         with torch.no_grad(), without_fast_path():
-            whole = self.outputs_of((original, batch), batch.size, lambda *_: None)
+            whole = self.outputs_of((original, batch), self.most or batch.size, lambda *_: None)
         if not agree(whole, outputs, comparison.eps):
             raise ValueError(explained(type(self.model).__name__, None))
         return outputs

@@ -29,7 +29,6 @@ from gramgn.optim.runtime import (
     float64_home,
     jacobian_eps,
     span,
-    with_stored_bytes,
     without_fast_path,
 )
 from gramgn.optim.snapshot import Snapshot
@@ -41,8 +40,8 @@ from gramgn.optim.stream.budget import (
     Budget,
     BudgetError,
     Counter,
-    OperationCounter,
     Sizes,
+    Watch,
     choose,
     grouped,
     text,
@@ -51,7 +50,7 @@ from gramgn.optim.stream.chunks import InChunks, in_chunk
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian, StreamLinearisation
 from gramgn.optim.stream.products import MOST_PAIRS
-from gramgn.optim.stream.run import AtOnce, Run
+from gramgn.optim.stream.run import Arguments, AtOnce, Run
 from gramgn.optim.verify import SLACK, Comparison, agree
 
 if TYPE_CHECKING:
@@ -118,8 +117,9 @@ class WithinBudget:
             self.engine._memories.products.most_pairs = min(MOST_PAIRS, limit // PAIR_BYTES)
         if self.engine.shared is not None and (plan.name == "groups" or (limit and plan.name == "dropped")):
             k = sizes.num_outputs
-            held = sizes.fixed(k) + sizes.copies * sizes.jacobian(k) + 2 * sizes.activations
-            raise ValueError(
+            chunk = min(batch.size, chunk_size or 1)
+            held = sizes.fixed(k) + sizes.copies * sizes.jacobian(k) + 2 * chunk * sizes.activations
+            raise BudgetError(
                 "each of several ranks holds the rows of J of its own samples, which memory_budget leaves no room "
                 f"for: it takes at least {text(held)} ({held} bytes) here. Start more ranks, raise the budget, or set "
                 "it to 'least', for one output per sample"
@@ -127,9 +127,9 @@ class WithinBudget:
         if plan.name == "groups":
             assert plan.chunk is not None
             self.engine.release()
-            return InGroups(*given, sizes=sizes, chunk=plan.chunk)
+            return InGroups(*given, sizes=sizes, chunk=plan.chunk, most=plan.most)
         if plan.chunk is not None:
-            return InChunks(*given, chunk=plan.chunk)
+            return InChunks(*given, chunk=plan.chunk, most=plan.most)
         at_once = AtOnce(*given)
         if plan.name == "dropped":
             self.engine.release()
@@ -160,29 +160,29 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
     few = min(COUNTED, batch.size)
     run = Run(engine, model, trained, anew=True)
     run.memories = replace(run.memories, conv_paths=ConvPaths("static"), warned=set())
-    operations = OperationCounter()
+    before = Snapshot(model, run.device)
 
-    def forward() -> Any:
-        args, kwargs = batch.chunk(0, few)
-        return original(*args, **kwargs)
+    def arguments() -> Arguments:
+        return Batch(*batch.chunk(0, few)).copy().chunk(0, few)
 
-    batch, before = batch.copy(), Snapshot(model, run.device)
-    # Attention by products stores the most, and is what comparisons and second derivatives need.
-    with operations, attention_by_products():
-        _, stored = with_stored_bytes(model, forward)
+    args, kwargs = arguments()
+    with Watch() as plain, torch.no_grad(), without_fast_path():
+        original(*args, **kwargs)
+    args, kwargs = arguments()
     try:
-        args, kwargs = batch.copy().chunk(0, few)
         outputs = Outputs(trained, cut=False)
-        outputs.add(run.record(original, args, kwargs), few, ())
+        # Attention by products stores the most, and is what comparisons and second derivatives need.
+        with Watch() as watch, attention_by_products():
+            outputs.add(run.record(original, args, kwargs), few, ())
         if not outputs.tensors:
             raise NotBySampleError("the model returns nothing that has one entry per sample")
-        output = joined(outputs.tensors)
+        flop, output = watch.flop, joined(outputs.tensors)
         q = output.numel() // few
         run.backward.start(output, few, run.network)
         counter = Counter(trained, few, q, Buffers(), run.memories.products)
         # What is decided by the number of samples is decided as for the whole batch.
         counter.b = counter.grams.num_samples = batch.size
-        with torch.no_grad():
+        with watch, torch.no_grad():
             run.backward.run(output.new_ones(few, 1, q), counter)
     finally:
         run.clear()
@@ -194,9 +194,10 @@ def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Fo
         trained.num_groups,
         sum(param.numel() for param in trained.params.values()),
         sum(param.nbytes for param in trained.params.values()),
-        (stored + run.memories.buffers.nbytes()) // few,
+        watch.of_sample(few),
+        plain.of_sample(few),
         found | dict.fromkeys(idle, 0),
-        operations.flop // few,
+        flop // few,
         copies=2 if before.drew_random_numbers() or engine.jacobian_dtype is not None else 1,
     )
 
@@ -265,11 +266,11 @@ class InGroups(InChunks):
     Args:
         given: What every run is given.
         sizes: What the batch needs.
-        chunk: The number of samples at a time.
+        options: Those of `InChunks`.
     """
 
-    def __init__(self, *given: Any, sizes: Sizes, chunk: int, anew: bool = False) -> None:
-        super().__init__(*given, chunk=chunk, anew=anew)
+    def __init__(self, *given: Any, sizes: Sizes, **options: Any) -> None:
+        super().__init__(*given, **options)
         self.sizes = sizes
         self.structures: list[Any] = []
         self.norms: dict[str, Tensor] = {}
@@ -277,7 +278,8 @@ class InGroups(InChunks):
 
     def anew(self) -> InGroups:
         """Return what forms the same J a second time, in full precision."""
-        return InGroups(self.engine, self.model, self.trained, sizes=self.sizes, chunk=self.chunk, anew=True)
+        given = self.engine, self.model, self.trained
+        return InGroups(*given, sizes=self.sizes, chunk=self.chunk, most=self.most, anew=True)
 
     def forward(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, int]:
         """Run the model in chunks, without a graph."""

@@ -25,7 +25,7 @@ from gramgn.optim.stream.nodes import ORDERED, order_of, way_of
 from gramgn.optim.stream.rules import CallsRule
 from gramgn.optim.verify import without_zeros
 
-MOST_ENTRIES = 2**14
+MOST_ENTRIES = 2**12
 """Entries of one gradient that are compared; of a larger one, that many at random."""
 
 EXPONENTS = 3
