@@ -266,9 +266,24 @@ def test_more_residuals_than_outputs_count() -> None:
     optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=5 * 2**20))
     optimizer.step(lambda: model(x) - 1)
     with pytest.raises(
-        ValueError, match="8 residuals per sample, which the closure makes of 1 outputs, take at least"
+        ValueError, match="8 residuals per sample, which the closure makes of 1 outputs, takes at least"
     ):
         optimizer.step(lambda: torch.cat([model(x) * i - 1 for i in range(1, 9)], dim=1))
+
+
+@pytest.mark.filterwarnings("ignore:GramGaussNewton. J is formed by one backward pass per row:RuntimeWarning")
+def test_rows_that_cannot_be_divided_count() -> None:
+    model, x = nn.Linear(16, 1), torch.randn(100, 16)
+
+    def closure() -> Tensor:
+        own = {name: 2 * param for name, param in model.named_parameters()}
+        return torch.func.functional_call(model, own, (x,)) - 1
+
+    size = 100 * 17 * 4
+    GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=size)).step(closure)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=size - 1))
+    with pytest.raises(ValueError, match="row by row here and held, takes at least"):
+        optimizer.step(closure)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")

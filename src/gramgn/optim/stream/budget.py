@@ -281,6 +281,14 @@ class Budget:
             self.limit = free_bytes(device) // (AUTO_SHARE * ranks)
         return self.limit
 
+    def check(self, size: int, what: str) -> None:
+        """Raise a `BudgetError` if what is needed in any case exceeds the budget."""
+        if self.limit is not None and size > self.limit:
+            raise BudgetError(
+                f"memory_budget is {text(self.limit)} ({self.limit} bytes), and {what} takes at least {text(size)} "
+                f"({size} bytes). Raise it, or lower the batch size"
+            )
+
     def resume(self, limit: int | None) -> None:
         """Adopt the number of bytes with which a run began."""
         if self._given == "auto":

@@ -86,16 +86,14 @@ class WithinBudget:
             BudgetError: The closure makes so many residuals of the outputs that they do not fit.
         """
         assert self._run is not None
-        sizes, limit, k = self._sizes_of_call, self.budget.limit, reading.residual.numel() // num_samples
-        if sizes is not None and limit is not None and k > sizes.num_outputs:
+        sizes, k = self._sizes_of_call, reading.residual.numel() // num_samples
+        if sizes is not None and k > sizes.num_outputs:
             holds = isinstance(self._run, AtOnce) and not self._run.drop
             least = sizes.fixed(k) + (sizes.jacobian(k) if holds else sizes.largest(k))
-            if least > limit:
-                raise BudgetError(
-                    f"memory_budget is {text(limit)} ({limit} bytes), and {k} residuals per sample, which the closure "
-                    f"makes of {sizes.num_outputs} outputs, take at least {text(least)} ({least} bytes). Raise it, or "
-                    "lower the batch size"
-                )
+            self.budget.check(
+                least,
+                f"J of {k} residuals per sample, which the closure makes of {sizes.num_outputs} outputs,",
+            )
         return self._run.linearised(reading, num_samples)
 
     def clear(self) -> None:
@@ -105,13 +103,13 @@ class WithinBudget:
 
     def _chosen(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         given = (self.engine, self.model, self.trained)
+        limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
         batch = None if transform_around(flatten_call(args, kwargs)[0]) else Batch.of(args, kwargs)
         sizes = self._sizes_of_call = None if batch is None else self._sizes(original, batch)
         if batch is None or sizes is None:
             return AtOnce(*given)
         chunk_size = self.engine.chunk_size
         chunk_size = chunk_size if isinstance(chunk_size, int) else None
-        limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
         plan = choose(sizes, limit, chunk_size)
         if limit is not None:
             self.engine._memories.products.most_pairs = min(MOST_PAIRS, limit // PAIR_BYTES)

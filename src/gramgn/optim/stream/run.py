@@ -270,6 +270,9 @@ class AtOnce(Run):
             slopes, self.used = self.outputs.slopes(reading)
         except NotBySampleError as error:
             self.engine.rows.note(error.reason)
+            if self.engine.budget is not None:
+                size = reading.residual.numel() * sum(param.nbytes for param in self.trained.params.values())
+                self.engine.budget.check(size, "J, which is formed row by row here and held,")
             return self.engine.rows.of_graph(self.model, self.trained, reading, num_samples, self.calls)
         self.output = joined([self.outputs.tensors[i] for i in self.used])
         return self.streamed(reading, num_samples, self._jacobian(slopes, num_samples), self.output)
