@@ -15,7 +15,7 @@ from statistics import fmean, median
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
-from first_epochs import EPOCHS, VARIANTS, Row, read  # noqa: E402
+from first_epochs import EPOCHS, TUNED, VARIANTS, Row, read  # noqa: E402
 
 from gramgn.figures import Drawing, draw_first_epochs, rows_by_seed  # noqa: E402
 from gramgn.records import write_atomic  # noqa: E402
@@ -114,9 +114,38 @@ def table_remedies(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def table_later(rows: Sequence[Row]) -> str:
+    """Return medians over the steps of some epochs of the tuned method on turned radiographs."""
+    columns = {
+        "loss": "loss",
+        "after": "loss_after",
+        "rank": "rank",
+        "mean λ": "mean_eigenvalue",
+        "λ₁": "lambda_1",
+        "λ₂": "lambda_2",
+        "αb": "alpha_sum",
+        "λ > αb": "resolved",
+        "r² there": "resolved_share",
+        "norm": "step_norm",
+    }
+    lines = [f"| epoch | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    (steps,) = rows_by_seed(rows, "rotation", TUNED)
+    for epoch in (1, 2, 4, 6, 9, 12, 15, 18):
+        own = [row for row in steps if row["epoch"] == epoch]
+        medians = [median(row[column] for row in own) for column in columns.values()]
+        lines.append(f"| {epoch} | {' | '.join(f'{value:.3g}' for value in medians)} |")
+    return "\n".join(lines)
+
+
+def of_variants(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that the figure shows."""
+    return [row for row in rows if row["variant"] in VARIANTS]
+
+
 def filled(page: str, rows: Sequence[Row]) -> str:
     """Return a page with the tables between its marks."""
-    for name, table in (("plain", table_plain), ("start", table_start), ("remedies", table_remedies)):
+    tables = {"plain": table_plain, "start": table_start, "remedies": table_remedies, "later": table_later}
+    for name, table in tables.items():
         text = f"<!-- table: {name} -->\n{table(rows)}\n<!-- end -->"
         page = re.sub(f"(?s)<!-- table: {name} -->.*?<!-- end -->", lambda _: text, page)  # noqa: B023
     return page
@@ -130,7 +159,7 @@ def main() -> None:
     rows = read()
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8")
     for extension, content in (
-        Drawing(FIGURE.name, "", lambda: draw_first_epochs(rows, NAMES, num_epochs=EPOCHS))
+        Drawing(FIGURE.name, "", lambda: draw_first_epochs(of_variants(rows), NAMES, num_epochs=EPOCHS))
         .render("pdf", "png")
         .items()
     ):
