@@ -284,6 +284,8 @@ def unlike_ranks(rank: int, _: Any) -> dict[str, str]:
     found["residuals"] = error_of(lambda: optimizer.step(lambda: other(x)[:, :narrow] - y))
     held = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget=4000)}), model)
     found["budget"] = error_of(lambda: held.step(lambda: model(x) - y))
+    least = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget="least")}), other)
+    found["least"] = error_of(lambda: least.step(lambda: other(x)))
     found["wrapped"] = error_of(lambda: optimizer_of(PLAIN, nn.parallel.DistributedDataParallel(model)))
     return found
 

@@ -181,7 +181,7 @@ CASES = (
     Case("chunks", {"engine": Stream(chunk_size=2)}, convolutions, images),
     Case("chunks, outputs", {"engine": Stream(chunk_size=2), **LM}, lambda: mlp(3), outputs=3),
     # With it, some ranks divide their samples into chunks, and others have so few that they need not.
-    Case("budget", {"engine": Stream(memory_budget=180_000), "momentum": 0.9}, convolutions, images),
+    Case("budget", {"engine": Stream(memory_budget=200_000), "momentum": 0.9}, convolutions, images),
     Case("low memory", {"engine": Stream(memory_budget="least")}, convolutions, images),
     Case("low memory, momentum", {"engine": Stream(memory_budget="least"), "momentum": 0.9}),
     Case(

@@ -80,7 +80,10 @@ def test_ranks_that_do_not_fit_together_are_rejected_on_all(found: Found) -> Non
         assert each["modules"].startswith("ValueError")
         assert "numbers of residuals per sample" in each["residuals"]
         assert "DistributedDataParallel" in each["wrapped"]
-        assert re.search(r"leaves no room for: it takes at least .* \(\d+ bytes\)", each["budget"])
+        assert "is for one output per sample" in each["least"]
+        assert re.search(
+            r"rows of J of its own samples, which takes at least .* \(\d+ bytes\)", each["budget"]
+        )
 
 
 def test_other_groups_of_processes(found: Found) -> None:

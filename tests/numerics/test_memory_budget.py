@@ -286,6 +286,67 @@ def test_rows_that_cannot_be_divided_count() -> None:
         optimizer.step(closure)
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.heads = nn.Linear(4, 6), nn.ModuleList([nn.Linear(6, 1), nn.Linear(6, 3)])
+
+    def forward(self, x: Tensor, head: int) -> Tensor:
+        return self.heads[head](torch.tanh(self.body(x)))
+
+
+def test_each_kind_of_call_is_counted_by_itself() -> None:
+    model, x = Heads().double(), torch.randn(8, 4, dtype=torch.float64)
+    optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget="least"))
+    for head in (0, 1, 0):
+        optimizer.step(lambda head=head: model(x, head) - 1)
+
+
+class Ragged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.last(self.body(packed)[1][0][-1])
+
+
+def test_the_longest_of_sorted_samples_counts() -> None:
+    found, x = [], torch.randn(8, 64, 4)
+    for lengths in ([2] * 4 + [64] * 4, [64] * 4 + [2] * 4, [64] * 8):
+        model, n = Ragged(), torch.tensor(lengths)
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=1))
+        with pytest.raises(ValueError, match="the smallest with which a step") as error:
+            optimizer.step(lambda model=model, n=n: model(x, n) - 1)
+        found.append(str(error.value))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("options", [{"line_search": "armijo"}, {"adaptive_damping": {}}], ids=str)
+def test_trial_points_keep_within_the_budget(options: dict[str, Any]) -> None:
+    seen = []
+
+    class Watched(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(len(x))
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(400, 1)
+    first, x, ends = Watched(*layers).double(), torch.randn(64, 1, 12, 12, dtype=torch.float64), []
+    for budget in (None, 2**20):
+        model = copy.deepcopy(first)
+        engine = Stream(memory_budget=budget)
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=engine, **options)
+        seen.clear()
+        for _ in range(2):
+            optimizer.step(lambda model=model: model(x) - 1)
+        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
+    assert relative_error(ends[1], ends[0]) < EXACT
+    assert max(seen) < 64
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_an_encoder_in_evaluation_mode() -> None:
     """Torch computes it with nested tensors where nothing requires gradients."""
@@ -392,12 +453,15 @@ PEAK = """
         if network == "transformer":
             layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
             return OfSequences(nn.TransformerEncoder(layer, 2)), torch.randn(128, 64, 64)
+        if network == "layers":
+            return nn.Sequential(nn.Linear(256, 2048), nn.Tanh(), nn.Linear(2048, 1)), torch.randn(16, 256)
         wide = nn.Conv2d(3, 64, 3, padding=1), nn.GroupNorm(4, 64), nn.ReLU(), nn.Conv2d(64, 16, 3, stride=2)
         return nn.Sequential(*wide, nn.Flatten(), nn.Linear(16 * 15 * 15, 1)), torch.randn(256, 3, 32, 32)
 
     def step(network, budget):
         model, x = build(network)
-        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=budget))
+        options = dict(momentum=0.9, weight_decay=0.1) if network == "layers" else {}
+        optimizer = GramGaussNewton(model, lam=1.0, alpha=0.1, engine=Stream(memory_budget=budget), **options)
         return lambda: optimizer.step(lambda: model(x) - 1)
 
     network, budget = sys.argv[1], eval(sys.argv[2])
@@ -428,3 +492,11 @@ def test_the_peak_stays_within_the_budget(network: str, mebibytes: int) -> None:
     """G02: at most a fifth more: of a budget that J exceeds, and of one that J and all activations exceed."""
     budget = mebibytes * 2**20
     assert added_bytes(network, budget) < 1.2 * budget < added_bytes(network, None)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_copies_of_the_parameters_count() -> None:
+    """They are most of what a step on a few samples takes, with momentum and weight decay."""
+    assert added_bytes("layers", 11 * 2**20) < 1.2 * 11 * 2**20
+    with pytest.raises(subprocess.CalledProcessError):
+        added_bytes("layers", 8 * 2**20)

@@ -67,6 +67,12 @@ def test_the_text_says_what_the_rows_say(page: ModuleType) -> None:
     assert all(page.epoch_loss(steps, 3) < 1 for steps in remedy)
     turned = rows_by_seed(rows, "rotation", "trace + bound + SPRING")
     assert not any(row["loss_after"] > row["loss"] for steps in turned for row in steps)
+    (tuned,) = rows_by_seed(rows, "rotation", page.TUNED)
+    for epoch in range(2, 19):
+        own = [row for row in tuned if row["epoch"] == epoch]
+        assert median(row["resolved"] for row in own) <= 7
+        assert median(row["resolved_share"] for row in own) < 0.11
+        assert median(row["loss_after"] for row in own) > 0.74 * median(row["loss"] for row in own)
     (adaptive,) = rows_by_seed(rows, "rsna_synthetic", "adaptive damping")
     assert min(row["rank"] for row in adaptive) == 1
     (drawn,) = rows_by_seed(rows, "rsna_synthetic", "last layer not zero")

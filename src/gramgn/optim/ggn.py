@@ -331,8 +331,17 @@ class GramGaussNewton(torch.optim.Optimizer):
         def proposed() -> Step:
             return propose(model, batch.settings.with_alpha(self.param_groups), explicit=True)
 
-        at = trial(batch.closure, self._loss, model, batch.before)
+        at = trial(self._for_loss(batch), self._loss, model, batch.before)
         return self._acceptance.decide(proposed, lambda step: Line(at, step), self.param_groups)
+
+    def _for_loss(self, batch: StepBatch) -> Closure:
+        """Return the closure as it is called at trial points."""
+
+        def closure() -> Any:
+            with self._engine.evaluating(self._model, batch.trained):
+                return batch.closure()
+
+        return closure
 
     def _remember(self, model: LinearModel, outcome: Outcome) -> None:
         """Keep the part of d that was taken for momentum; a step that was given up is forgotten.

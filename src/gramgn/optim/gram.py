@@ -6,6 +6,7 @@ b samples, k residuals per sample, m trainable parameters; the n = b k rows of J
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,6 +76,10 @@ class Engine(Protocol):
             closure: Returns what `loss` reads.
             loss: Reads residuals and Jacobian from what was returned.
         """
+
+    def evaluating(self, model: nn.Module, trained: Trained) -> AbstractContextManager[None]:
+        """Return a context in which closures are called for the loss alone."""
+        return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
         """Return, as plain values, the choices that were made by measuring."""

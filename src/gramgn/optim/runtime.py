@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ MEMORY_SHARE = 4
 """The activations of one chunk may take a fraction 1 / MEMORY_SHARE of the free memory."""
 
 RandomState = dict[str, Tensor]
-T = TypeVar("T")
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -230,15 +229,7 @@ def samples_that_fit(num_samples: int, model: nn.Module, forward_of_one: Callabl
 
     `forward_of_one` records gradients.
     """
-    output, size = with_stored_bytes(model, forward_of_one)
-    return max(1, min(num_samples, free_bytes(output.device) // MEMORY_SHARE // max(1, size)))
-
-
-def with_stored_bytes(model: nn.Module, forward: Callable[[], T]) -> tuple[T, int]:
-    """Return what `forward` returns, and the bytes that it stores for a backward pass.
-
-    Parameters and buffers of the model are in memory anyway and do not count.
-    """
+    # Parameters and buffers of the model are in memory anyway.
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     storages: dict[int, int] = {}
 
@@ -249,8 +240,9 @@ def with_stored_bytes(model: nn.Module, forward: Callable[[], T]) -> tuple[T, in
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        returned = forward()
-    return returned, sum(storages.values())
+        output = forward_of_one()
+    stored = sum(storages.values())
+    return max(1, min(num_samples, free_bytes(output.device) // MEMORY_SHARE // max(1, stored)))
 
 
 def free_bytes(device: torch.device) -> int:

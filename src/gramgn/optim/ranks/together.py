@@ -62,6 +62,11 @@ def start_together(optimizer: GramGaussNewton, ranks: Ranks) -> None:
             # As bytes, because not every backend knows every dtype.
             sent = tensor.contiguous().flatten().view(torch.uint8).to(ranks.device, copy=True)
             tensor.copy_(ranks.broadcast_(sent).view(tensor.dtype).view(tensor.shape))
+    budget = optimizer._engine.budget if isinstance(optimizer._engine, StreamEngine) else None
+    limit = None if budget is None else budget.bytes(next(iter(trained.params.values())).device)
+    if budget is not None and limit is not None:
+        # What is free differs between ranks, and their states must not.
+        budget.resume(min(limit for (limit,) in ranks.gather([limit], torch.int64)))
 
 
 def step_together(
@@ -463,5 +468,5 @@ def _decided(
     if joint.ranks.leads:
         return joint.lead(lambda: optimizer._decide(model, batch, JointTrial), groups, model.trace)
     before = batch.before
-    trial = None if before is None else JointTrial(batch.closure, optimizer._loss, model, before)
+    trial = None if before is None else JointTrial(optimizer._for_loss(batch), optimizer._loss, model, before)
     return joint.follow(trial, groups)

@@ -9,7 +9,7 @@ import math
 import os
 import weakref
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,9 +30,12 @@ CHUNK_SHARE = 4
 """The activations of one chunk take at most a fraction 1 / CHUNK_SHARE of a budget that cannot hold J."""
 
 COUNTED = 2
-"""The number of samples on which sizes are counted."""
+"""The number of samples on which sizes are counted: the first, and the last, since batches are sorted by length."""
 
-COPIES = 1.25
+OF_PARAMS = 5
+"""The number of tensors like the parameters that a step has: J^T u, both sides of a comparison, and with momentum d."""
+
+COPIES = 1.5
 """What tensors and copies of them inside of libraries, as oneDNN's in other layouts, take relative to the tensors."""
 
 
@@ -69,6 +72,13 @@ class Sizes:
     flop: int
     copies: int = 1
 
+    def larger(self, other: Sizes) -> Sizes:
+        """Return what suffices for both of two parts of a batch."""
+        each = "activations", "outputs", "flop"
+        held = {names: max(size, other.held.get(names, 0)) for names, size in self.held.items()}
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in each}
+        return replace(self, held={**other.held, **held}, **most)
+
     def jacobian(self, k: int, blocks: Iterable[tuple[str, ...]] | None = None) -> int:
         """Return the size of J of the whole batch for k residuals per sample, or of some of its blocks."""
         of_sample = sum(self.held.values()) if blocks is None else sum(self.held[names] for names in blocks)
@@ -80,7 +90,7 @@ class Sizes:
 
     def fixed(self, k: int) -> int:
         """Return what is needed however J is formed: G of each group and the solve, J^T u and the step."""
-        return 8 * (self.num_samples * k) ** 2 * (2 * self.num_groups + 3) + 2 * self.params
+        return 8 * (self.num_samples * k) ** 2 * (2 * self.num_groups + 3) + OF_PARAMS * self.params
 
     def operations(self, k: int, num_groups: int) -> float:
         """Return the floating point operations of a step with J in groups of parameters, at most; 0: with all of J.
@@ -109,8 +119,11 @@ class Way:
     most: int | None = None
 
 
-def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
+def choose(sizes: Sizes, limit: int | None, chunk_size: int | None, *, is_rank: bool = False) -> Way:
     """Return the cheapest way to J of a batch that fits into `limit` bytes; None: the cheapest that does not hold J.
+
+    `is_rank`: the batch is one rank's part of a larger one. Then J is held, or its blocks are dropped once they are
+    sent, as `None` asks for.
 
     Raises:
         BudgetError: None fits.
@@ -120,6 +133,11 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
     most = math.ceil(b / 2)
     if limit is None:
         whole = k == 1 and chunk_size is None
+        if is_rank and not whole:
+            raise BudgetError(
+                "memory_budget='least' on several ranks is for one output per sample, without chunk_size: set it to a "
+                "number of bytes"
+            )
         return Way("dropped") if whole else Way("groups", min(most, chunk_size or b))
     room = limit - sizes.fixed(k)
     J, largest = sizes.jacobian(k), sizes.largest(k)
@@ -127,7 +145,8 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
     beside = (room - sizes.copies * J) // (2 * a)
 
     def in_chunks(name: str, chunk: int, held: int) -> Way:
-        return Way(name, chunk, max(2 * chunk, (room - held) // max(1, sizes.outputs)))
+        # Without a graph, layers may be computed in other ways for many samples than for the few that are counted.
+        return Way(name, chunk, max(2 * chunk, (room - held) // max(1, sizes.outputs, a // 4)))
 
     if chunk_size is None:
         # A comparison forms J once more, block by block.
@@ -135,10 +154,17 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
             return Way("whole")
         if beside >= 1:
             return in_chunks("whole", min(most, beside), sizes.copies * J)
-        if k == 1 and largest + b * a <= room:
+        if k == 1 and largest + b * a <= room and not is_rank:
             return Way("dropped")
     elif min(b, chunk_size) <= beside:
         return in_chunks("whole", chunk_size, sizes.copies * J)
+    if is_rank:
+        least = sizes.fixed(k) + sizes.copies * J + 2 * min(b, chunk_size or 1) * a
+        raise BudgetError(
+            f"memory_budget is {text(limit)} ({limit} bytes), and each of several ranks holds the rows of J of its own "
+            f"samples, which takes at least {text(least)} ({least} bytes) here. Start more ranks, raise the budget, or "
+            "set it to 'least', for one output per sample"
+        )
     chunk = min(most, chunk_size or max(1, room // CHUNK_SHARE // a))
     if chunk_size is None:
         chunk = max(1, min(chunk, (room - largest) // a))
@@ -149,8 +175,9 @@ def choose(sizes: Sizes, limit: int | None, chunk_size: int | None) -> Way:
             f"memory_budget is {text(limit)} ({limit} bytes), and the smallest with which a step on {b} samples works "
             f"is {least} bytes ({text(least)}): {text(largest)} for the rows of the largest parameter "
             f"({' and '.join(names)}), {text(chunk * a)} for the "
-            f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G and the solve. Raise "
-            "it, or lower the batch size" + (" or chunk_size" if chunk > 1 else "")
+            f"activations of {chunk} sample{'s' * (chunk > 1)} and {text(sizes.fixed(k))} for G, the solve and "
+            "copies of the parameters. Raise it, or lower the batch size"
+            + (" or chunk_size" if chunk > 1 else "")
         )
     return in_chunks("groups", chunk, 0)
 

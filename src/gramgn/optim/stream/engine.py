@@ -9,12 +9,13 @@ summed gradient of a weight.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gramgn.optim.closure import Batch, Closure, Trained, call_closure
+from gramgn.optim.closure import Batch, Closure, Trained, call_closure, replaced_forward
 from gramgn.optim.gram import Linearisation
 from gramgn.optim.graph import RowsEngine
 from gramgn.optim.kernels import OFF, choose, load, resumed
@@ -75,6 +76,12 @@ class StreamEngine:
         if self.budget is not None:
             return WithinBudget(self, model, trained, self.budget)
         return (InChunks if self.chunk_size is not None else AtOnce)(self, model, trained)
+
+    def evaluating(self, model: nn.Module, trained: Trained) -> AbstractContextManager[None]:
+        """Let the model run within the memory budget where the closure is called for the loss alone."""
+        if self.budget is None:
+            return nullcontext()
+        return replaced_forward(model, WithinBudget(self, model, trained, self.budget).evaluate)
 
     def samples_at_a_time(
         self, batch: Batch, model: nn.Module, forward: Callable[[Arguments], Tensor]

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -38,20 +39,20 @@ from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.budget import (
     COUNTED,
     Budget,
-    BudgetError,
     Counter,
     Sizes,
     Watch,
+    Way,
     choose,
     grouped,
     text,
 )
-from gramgn.optim.stream.chunks import InChunks, in_chunk
+from gramgn.optim.stream.chunks import InChunks, in_chunk, only_tensor
 from gramgn.optim.stream.conv import ConvPaths
 from gramgn.optim.stream.jacobian import NO_ROWS, GraphJacobian, HeldJacobian, StreamLinearisation
 from gramgn.optim.stream.products import MOST_PAIRS
 from gramgn.optim.stream.run import Arguments, AtOnce, Run
-from gramgn.optim.verify import SLACK, Comparison, agree
+from gramgn.optim.verify import SLACK, Comparison, agree, structure_of
 
 if TYPE_CHECKING:
     from gramgn.optim.stream.engine import StreamEngine
@@ -103,65 +104,88 @@ class WithinBudget:
 
     def _chosen(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         given = (self.engine, self.model, self.trained)
-        limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
-        batch = None if transform_around(flatten_call(args, kwargs)[0]) else Batch.of(args, kwargs)
-        sizes = self._sizes_of_call = None if batch is None else self._sizes(original, batch)
-        if batch is None or sizes is None:
+        limit, batch = (
+            self.budget.bytes(next(iter(self.trained.params.values())).device),
+            self._batch(args, kwargs),
+        )
+        self._sizes_of_call = sizes = None if batch is None else self._sizes(original, batch)
+        if sizes is None:
             return AtOnce(*given)
-        chunk_size = self.engine.chunk_size
-        chunk_size = chunk_size if isinstance(chunk_size, int) else None
-        plan = choose(sizes, limit, chunk_size)
+        way = self._way(sizes)
         if limit is not None:
             self.engine._memories.products.most_pairs = min(MOST_PAIRS, limit // PAIR_BYTES)
-        if self.engine.shared is not None and (plan.name == "groups" or (limit and plan.name == "dropped")):
-            k = sizes.num_outputs
-            chunk = min(batch.size, chunk_size or 1)
-            held = sizes.fixed(k) + sizes.copies * sizes.jacobian(k) + 2 * chunk * sizes.activations
-            raise BudgetError(
-                "each of several ranks holds the rows of J of its own samples, which memory_budget leaves no room "
-                f"for: it takes at least {text(held)} ({held} bytes) here. Start more ranks, raise the budget, or set "
-                "it to 'least', for one output per sample"
-            )
-        if plan.name == "groups":
-            assert plan.chunk is not None
+        if way.name == "groups":
             self.engine.release()
-            return InGroups(*given, sizes=sizes, chunk=plan.chunk, most=plan.most)
-        if plan.chunk is not None:
-            return InChunks(*given, chunk=plan.chunk, most=plan.most)
+            return InGroups(*given, sizes=sizes, chunk=way.chunk, most=way.most)
+        if way.chunk is not None:
+            return InChunks(*given, chunk=way.chunk, most=way.most)
         at_once = AtOnce(*given)
-        if plan.name == "dropped":
+        if way.name == "dropped":
             self.engine.release()
             at_once.drop = True
         return at_once
 
+    def evaluate(self, original: Forward, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as it is; without a graph, and where J was formed, on as many samples at a time as fit."""
+        batch = None if torch.is_grad_enabled() else self._batch(args, kwargs)
+        sizes = None if batch is None else self._known().get(self._key(batch))
+        if batch is None or sizes is None or (most := self._way(sizes).most or batch.size) >= batch.size:
+            return original(*args, **kwargs)
+        outputs = []
+        for start in range(0, batch.size, most):
+            stop = min(start + most, batch.size)
+            of_part, options = batch.chunk(start, stop)
+            with in_chunk(start, stop, batch.size):
+                outputs.append(only_tensor(original(*of_part, **options)))
+        return torch.cat(outputs)
+
+    def _way(self, sizes: Sizes) -> Way:
+        chunk_size = self.engine.chunk_size if isinstance(self.engine.chunk_size, int) else None
+        return choose(sizes, self.budget.limit, chunk_size, is_rank=self.engine.shared is not None)
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch | None:
+        return None if transform_around(flatten_call(args, kwargs)[0]) else Batch.of(args, kwargs)
+
+    def _known(self) -> dict[Hashable, Sizes]:
+        return self.budget.sizes.get([self.trained], dict)
+
+    def _key(self, batch: Batch) -> Hashable:
+        """Return what identifies a call: whatever may change what its batch needs."""
+        return structure_of(self.model, batch, self.trained.params), *map(repr, map(_plain, batch.leaves))
+
     def _sizes(self, original: Forward, batch: Batch) -> Sizes | None:
         """Return what a batch needs, counted once per kind of call; None where nothing can be counted."""
-        known = self.budget.sizes.get([self.trained], dict)
-        key = (
-            *batch.batched,
-            *((leaf.shape, leaf.dtype) for leaf in batch.leaves if isinstance(leaf, Tensor)),
-        )
+        known, key = self._known(), self._key(batch)
         if key not in known:
+            counted = partial(count, self.engine, self.model, self.trained, original, batch)
+            last = batch.size - min(COUNTED, batch.size)
             try:
                 with (
                     Snapshot(self.model, next(self.model.parameters()).device).kept(),
-                    in_chunk(0, min(COUNTED, batch.size), batch.size),
+                    in_chunk(0, batch.size - last, batch.size),
                 ):
-                    known[key] = count(self.engine, self.model, self.trained, original, batch)
+                    known[key] = counted(0).larger(counted(last))
             except NotBySampleError:
                 return None
         return known[key]
 
 
-def count(engine: StreamEngine, model: nn.Module, trained: Trained, original: Forward, batch: Batch) -> Sizes:
-    """Count what a batch needs in passes over a few of its samples, forward and backward."""
+def _plain(leaf: Any) -> Any:
+    """Return what an argument of the model can be told from others by, besides its shape."""
+    return leaf if isinstance(leaf, (bool, int, float, str)) else type(leaf)
+
+
+def count(
+    engine: StreamEngine, model: nn.Module, trained: Trained, original: Forward, batch: Batch, start: int
+) -> Sizes:
+    """Count what a batch needs in passes over a few of its samples from number `start`, forward and backward."""
     few = min(COUNTED, batch.size)
     run = Run(engine, model, trained, anew=True)
     run.memories = replace(run.memories, conv_paths=ConvPaths("static"), warned=set())
     before = Snapshot(model, run.device)
 
     def arguments() -> Arguments:
-        return Batch(*batch.chunk(0, few)).copy().chunk(0, few)
+        return Batch(*batch.chunk(start, start + few)).copy().chunk(0, few)
 
     args, kwargs = arguments()
     with Watch() as plain, torch.no_grad(), without_fast_path():
