@@ -96,6 +96,31 @@ def test_prose_holds_no_number_of_a_run(modules: tuple[ModuleType, ModuleType], 
     assert "make paper SCALE=paper DATA=real" in prose
 
 
+def test_prose_says_what_the_files_say(modules: tuple[ModuleType, ModuleType], repository: Path) -> None:
+    evidence, _ = modules
+    table = runs(evidence.RESULTS / "evidence_final.csv")
+    table["method"] = table["optimizer"] + "-" + table["model"]
+    ours = [name.replace(" on ", "-") for name in evidence.OURS_AND_RECIPE]
+    whole = table[(table["epochs"] == evidence.BUDGETS["laptop"][2]) & (table["epoch"] <= 10)]
+    medians = whole.groupby(["dataset", "epoch", "method"])["test_loss"].median().unstack()
+    assert set(medians.idxmin(axis=1)) == set(ours)
+    ends = table[(table["epoch"] == table["epochs"]) & ~table["method"].isin(ours)]
+    losses = (
+        ends.groupby(["dataset", "method", "epochs"])["val_loss"]
+        .median()
+        .groupby(["dataset", "method"])
+        .min()
+    )
+    strongest = losses.unstack().idxmin(axis=1)
+    assert [dataset for dataset, name in strongest.items() if "muon" not in name] == ["retinamnist"]
+    paper = runs(evidence.RESULTS / "evidence_paper.csv")
+    assert paper[paper["epoch"] == 1]["step"].dropna().between(9, 17).all()
+    ends = paper[(paper["damping_convention"] == "sum") & (paper["epoch"] == paper["epochs"])]
+    good = ends[ends["train_loss"] < 10]
+    assert len(good) < 10, "of 20"
+    assert set(good["dataset"]) == {"rotation"}
+
+
 def test_tables_hold_the_numbers_of_the_file(pages: ModuleType) -> None:
     """Medians and ranges are computed here once more, from the text of the CSV."""
     texts = pages.sections(pages.Evidence())
