@@ -58,8 +58,8 @@ STUDIES = {
 }
 README_CAPTION = """
 *Runs of 18 epochs with tuned baselines, GGN with SPRING momentum, tuned like them, and the recommended recipe; medians
-and ranges over seeds. GGN needs the fewest epochs to a low test loss; but a baseline whose schedule is stretched over a third
-of the epochs ends there nearly as low, see [Results](#results). Two of the data sets are SYNTHETIC.*
+and ranges over seeds. GGN needs the fewest epochs to a low test loss; but a baseline whose schedule is stretched over
+a third of the epochs ends there nearly as low, see [Results](#results). Two of the data sets are SYNTHETIC.*
 """
 README_WORDS = """Relative to the strongest tuned baseline of each data set: validation loss with a third of its
 epochs, with half of its seconds, and test error at the end; *ahead* and *behind* mean that all seeds agree. A ratio
