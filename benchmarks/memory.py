@@ -26,7 +26,7 @@ from gramgn import GramGaussNewton, Stream  # noqa: E402
 from gramgn.malloc import give_freed_blocks_back, keep_freed_blocks  # noqa: E402
 from gramgn.models import ResNetFixup  # noqa: E402
 
-BUDGETS_MIB, SMOKE_BUDGETS_MIB = (0, 256, 128), (0, 6)
+BUDGETS_MIB, SMOKE_BUDGETS_MIB = (0, 256, 128), (0, 7)
 STEPS = 7
 COMPARED = (1, 2, 4)
 """Steps in which J is compared with autograd, and which cost more; the others count."""
