@@ -286,6 +286,10 @@ def unlike_ranks(rank: int, _: Any) -> dict[str, str]:
     found["budget"] = error_of(lambda: held.step(lambda: model(x) - y))
     least = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget="least")}), other)
     found["least"] = error_of(lambda: least.step(lambda: other(x)))
+    # What is free differs between the ranks.
+    with replaced(sys.modules["gramgn.optim.stream.budget"], "free_bytes", lambda _: (rank + 1) * 2**30):
+        auto = optimizer_of(replace(PLAIN, options={"engine": Stream(memory_budget="auto")}), model)
+    found["auto"] = str(auto._engine.state_dict()["memory_budget"])
     found["wrapped"] = error_of(lambda: optimizer_of(PLAIN, nn.parallel.DistributedDataParallel(model)))
     return found
 

@@ -81,6 +81,7 @@ def test_ranks_that_do_not_fit_together_are_rejected_on_all(found: Found) -> Non
         assert "numbers of residuals per sample" in each["residuals"]
         assert "DistributedDataParallel" in each["wrapped"]
         assert "is for one output per sample" in each["least"]
+        assert each["auto"] == found[0]["unlike_ranks"]["auto"]
         assert re.search(
             r"rows of J of its own samples, which takes at least .* \(\d+ bytes\)", each["budget"]
         )

@@ -104,10 +104,8 @@ class WithinBudget:
 
     def _chosen(self, original: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         given = (self.engine, self.model, self.trained)
-        limit, batch = (
-            self.budget.bytes(next(iter(self.trained.params.values())).device),
-            self._batch(args, kwargs),
-        )
+        limit = self.budget.bytes(next(iter(self.trained.params.values())).device)
+        batch = self._batch(args, kwargs)
         self._sizes_of_call = sizes = None if batch is None else self._sizes(original, batch)
         if sizes is None:
             return AtOnce(*given)
