@@ -6,7 +6,9 @@ python benchmarks/ranks.py --ranks 3 --shapes resnet:96x32        # other number
 python benchmarks/ranks.py --table                                # only the bytes by formula
 
 Each rank has one thread. CPU seconds are those of all ranks together, waiting and gloo's threads included; one-process
-steps are taken by rank 0 between them, while the others sleep. SGD goes through DistributedDataParallel.
+steps are taken by rank 0 between them, while the others sleep. "Apart" is what it costs that all ranks step at the same
+time, each alone on its share, with nothing exchanged; what "together" costs beyond that is the exchange. SGD goes
+through DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -116,6 +117,7 @@ class Measured:
     shape: str
     path: str
     alone_cpu_s: float
+    apart_cpu_s: float  # of all ranks
     together_cpu_s: float  # of all ranks
     alone_s: float
     together_s: float
@@ -147,33 +149,37 @@ def _measured(rank: int, size: int, shape: Shape, path: str, rounds: int, alone:
     problem = make_problem(shape, torch.device("cpu"))
     x, y = problem.x.chunk(size)[rank], problem.y.chunk(size)[rank]
     steps: list[Callable[[], object]] = []
-    for group, own_x, own_y in ((alone, problem.x, problem.y), (None, x, y)):
+    for group, own_x, own_y in ((alone, problem.x, problem.y), (alone, x, y), (None, x, y)):
         model, _ = problem.copied(channels_last=path != "without kernels")
         own_x = own_x.contiguous(memory_format=torch.channels_last) if path != "without kernels" else own_x
         steps.append(_stepper(model, own_x, own_y, path, group))
-    one, several = steps
+    one, apart, several = steps
     times: list[list[float]] = []
     for turn in range(rounds + 2):  # the first two learn the plan and compare J with autograd
         seconds = _seconds(one if rank == 0 else _nothing)
+        dist.barrier()
+        seconds += _seconds(apart)
         dist.barrier()
         with counted_bytes() as counts:
             seconds += _seconds(several)
         dist.barrier()
         if turn > 1:
             times.append(seconds)
-    total = torch.tensor([[cpu for _, _, cpu, _ in times], [sum(counts.values())] * len(times)])
-    dist.all_reduce(total)
-    one_cpu, one_s, _, several_s = (statistics.median(column) for column in zip(*times, strict=True))
+    one_cpu, one_s, apart_cpu, _, several_cpu, several_s = map(torch.tensor, zip(*times, strict=True))
+    sent = torch.tensor(sum(counts.values()))
+    for of_all_ranks in (apart_cpu, several_cpu, sent):
+        dist.all_reduce(of_all_ranks)
     is_sgd = path == "SGD"
     expected = sum(step_bytes(size, shape.batch / size, problem.num_params).values())
     return Measured(
         shape=shape.text,
         path=path,
-        alone_cpu_s=one_cpu,
-        together_cpu_s=statistics.median(total[0].tolist()),
-        alone_s=one_s,
-        together_s=several_s,
-        sent=None if is_sgd else float(total[1, 0]) / size,
+        alone_cpu_s=float(one_cpu.median()),
+        apart_cpu_s=float(apart_cpu.median()),
+        together_cpu_s=float(several_cpu.median()),
+        alone_s=float(one_s.median()),
+        together_s=float(several_s.median()),
+        sent=None if is_sgd else float(sent) / size,
         expected=None if is_sgd else expected,
     )
 
@@ -230,17 +236,19 @@ def measure(size: int, texts: Sequence[str], rounds: int) -> list[Measured]:
 
 def print_measured(found: Sequence[Measured], size: int) -> None:
     """Print what was measured."""
-    print(f"{size} ranks, one thread each; milliseconds per step, of a rank MB per step\n")
     print(
-        "| shape | path | CPU: 1 process | all ranks | ratio | wall: 1 process | ranks | faster | MB | formula |"
+        f"{size} ranks, one thread each; milliseconds per step, apart, together: in multiples of 1 process\n"
+    )
+    print(
+        "| shape | path | CPU: 1 process | apart | together | wall: 1 process | together | faster | MB | formula |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for each in found:
-        cpu, wall = each.together_cpu_s / each.alone_cpu_s, each.alone_s / each.together_s
+        apart, together = each.apart_cpu_s / each.alone_cpu_s, each.together_cpu_s / each.alone_cpu_s
         sent = "- | -" if each.sent is None else f"{each.sent / MB:.3f} | {(each.expected or 0) / MB:.3f}"
         print(
-            f"| {each.shape} | {each.path} | {1e3 * each.alone_cpu_s:.0f} | {1e3 * each.together_cpu_s:.0f} | "
-            f"{cpu:.2f} | {1e3 * each.alone_s:.0f} | {1e3 * each.together_s:.0f} | {wall:.2f} | {sent} |"
+            f"| {each.shape} | {each.path} | {1e3 * each.alone_cpu_s:.0f} | {apart:.2f} | {together:.2f} | "
+            f"{1e3 * each.alone_s:.0f} | {1e3 * each.together_s:.0f} | {each.alone_s / each.together_s:.2f} | {sent} |"
         )
 
 
