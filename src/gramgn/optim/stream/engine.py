@@ -27,9 +27,9 @@ from gramgn.optim.stream.blocks import Buffers
 from gramgn.optim.stream.budget import Budget
 from gramgn.optim.stream.chunks import InChunks
 from gramgn.optim.stream.conv import ConvPaths
-from gramgn.optim.stream.groups import WithinBudget
 from gramgn.optim.stream.products import BLAS, Products, preferred_backend
 from gramgn.optim.stream.run import Arguments, AtOnce, Run, Shared
+from gramgn.optim.stream.within import WithinBudget
 
 
 class StreamEngine:
