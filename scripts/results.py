@@ -51,10 +51,10 @@ VARIED = ("sensitivity", "rsna_synthetic")
 STUDIES = {
     "grid-plain": "λ and α of the paper's GGN on ResNetFixup",
     "grid-recipe": "λ and α of the recommended recipe",
-    "batch": "batch size of the recipe, α in both conventions",
-    "labels": "targets standardised or not",
-    "last-layer": "last layer zero or random at the start",
-    "seeds": "ten seeds",
+    "batch": "Batch size of the recipe, α in both conventions",
+    "labels": "Targets standardised or not",
+    "last-layer": "Last layer zero or random at the start",
+    "seeds": "Ten seeds",
 }
 README_CAPTION = """
 *Runs of 18 epochs with tuned baselines, GGN with SPRING momentum, tuned like them, and the recommended recipe; medians

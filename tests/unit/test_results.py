@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import shutil
 import statistics
@@ -17,7 +18,7 @@ from evidence_cases import script, write_block
 
 from gramgn.errors import InputError
 from gramgn.figures import house_style
-from gramgn.records import runs, write_results
+from gramgn.records import at_end, runs, write_results
 
 OURS = "GGN, recommended on ResNetGN"
 
@@ -119,6 +120,35 @@ def test_prose_says_what_the_files_say(modules: tuple[ModuleType, ModuleType], r
     good = ends[ends["train_loss"] < 10]
     assert len(good) < 10, "of 20"
     assert set(good["dataset"]) == {"rotation"}
+
+
+def test_prose_on_sensitivity_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
+    evidence, results = modules
+    table = runs(evidence.RESULTS / "evidence_sensitivity.csv")
+    ends = {
+        study: {line: own.set_index(["lam", "alpha"]) for line, own in lines.items()}
+        for study, lines in results.study_lines(at_end(table)).items()
+    }
+    medians = {line: own.groupby("batch_size")["val_loss"].median() for line, own in ends["batch"].items()}
+    mean, total = medians["the same α in the mean"], medians["the same α in the sum"]
+    assert max(mean.loc[:128].max(), total.loc[:128].max()) < 1.1 * min(
+        mean.loc[:128].min(), total.loc[:128].min()
+    )
+    assert (total.loc[256:] > 1.05 * total[128]).all()
+    assert (mean[[256, 1024]] > 1.2 * total[[256, 1024]]).all()
+    plain, recipe = (ends[study][""]["train_loss"] for study in ("grid-plain", "grid-recipe"))
+    assert recipe[1.0].max() < 1.5 * recipe[1.0].min()
+    assert set(plain[plain < 0.95].index) == {(2.0, 0.01), (2.0, 0.1), (4.0, 0.01), (4.0, 0.1)}
+    assert plain[0.25, 0.01] > 1e6 < recipe[0.25, 0.048]
+    of_labels = {line: own["val_mae"].fillna(math.inf) for line, own in ends["labels"].items()}
+    assert (of_labels["recipe, in months"] < 14).sum() == 2
+    assert (of_labels["plain, in months"] > 30).all()
+    of_layer = {line: own["train_loss"] for line, own in ends["last-layer"].items()}
+    assert of_layer["recipe, zero"].median() < 1.1 * of_layer["recipe, random"].median()
+    assert min(of_layer["plain, zero"].min(), of_layer["plain, random"].min()) > 0.5
+    seeds = {line: own["train_loss"] for line, own in ends["seeds"].items()}
+    assert seeds["recipe"].max() < 1.2 * seeds["recipe"].min()
+    assert seeds["plain"].max() > 10 * seeds["plain"].min()
 
 
 def test_tables_hold_the_numbers_of_the_file(pages: ModuleType) -> None:
