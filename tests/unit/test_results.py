@@ -122,6 +122,20 @@ def test_prose_says_what_the_files_say(modules: tuple[ModuleType, ModuleType], r
     assert set(good["dataset"]) == {"rotation"}
 
 
+def test_prose_on_desk_size_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
+    ends = at_end(runs(modules[0].RESULTS / "evidence_desk.csv"))
+    medians = (
+        ends[ends["dataset"] == "afad_synthetic"].groupby(["epochs", "optimizer"]).median(numeric_only=True)
+    )
+    for column in ("val_loss", "test_loss"):
+        losses = medians[column].unstack()
+        assert set(losses.idxmin(axis=1)) == {"ggn_recommended"}
+        assert set(losses.idxmin()[["muon", "ggn_recommended"]]) <= {10}
+    losses = medians["val_loss"].unstack()
+    assert losses.loc[15, "ggn_recommended"] < losses.loc[10, "muon"] < 0.9 * losses.loc[15, "muon"]
+    assert set(medians["train_loss"].unstack().idxmax(axis=1)) == {"ggn_recommended"}
+
+
 def test_prose_on_sensitivity_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
     evidence, results = modules
     table = runs(evidence.RESULTS / "evidence_sensitivity.csv")
