@@ -159,6 +159,11 @@ def test_prose_on_sensitivity_says_what_the_file_says(modules: tuple[ModuleType,
     assert (of_labels["plain, in months"] > 30).all()
     of_layer = {line: own["train_loss"] for line, own in ends["last-layer"].items()}
     assert of_layer["recipe, zero"].median() < 1.1 * of_layer["recipe, random"].median()
+    third = {
+        line: own.loc[own["epoch"] == 3, "train_loss"].median()
+        for line, own in results.study_lines(table)["last-layer"].items()
+    }
+    assert third["recipe, zero"] < 1.15 * third["recipe, random"]
     assert min(of_layer["plain, zero"].min(), of_layer["plain, random"].min()) > 0.5
     seeds = {line: own["train_loss"] for line, own in ends["seeds"].items()}
     assert seeds["recipe"].max() < 1.2 * seeds["recipe"].min()
