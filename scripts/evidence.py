@@ -193,8 +193,8 @@ def planned(block: str, dataset: str) -> list[list[str]]:
     scale = BLOCKS[block][1]
     if block == "clock":
         timed = (each for each in ("final", "paper", "desk", "desk_paper") if dataset in BLOCKS[each][0])
-        jobs = [clock_of(words) for each in timed for words in planned(each, dataset)]
-        return [list(words) for words in dict.fromkeys(map(tuple, jobs))]
+        settings = dict.fromkeys(tuple(words[:-2]) for each in timed for words in planned(each, dataset))
+        return [[*setting, "trainer.epochs=2", f"seed={seed}"] for seed in range(3) for setting in settings]
     third, half, whole = lengths = BUDGETS[scale]
     if block == "tune":
         return [job(dataset, scale, each, half, TUNING_SEED) for words in METHODS.values() for each in words]
@@ -222,11 +222,6 @@ def planned(block: str, dataset: str) -> list[list[str]]:
         for words in (*(best(method, epochs)[1] for method in methods), RECIPE)
         for seed in range(5 if is_final else 3)
     ]
-
-
-def clock_of(words: Sequence[str]) -> list[str]:
-    """Return the run that measures the seconds of a run: the same setting for two epochs, with seed 0."""
-    return [*words[:-2], "trainer.epochs=2", "seed=0"]
 
 
 def command(block: str, dataset: str, jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -299,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
 def show(block: str, datasets: Sequence[str]) -> None:
     """Print the runs of a block."""
     _, scale, count = BLOCKS[block]
-    number = f"{len(datasets) * count} runs" if count else "every setting of the other blocks once"
+    number = f"{len(datasets) * count} runs" if count else "every setting of the other blocks three times"
     print(f"{block}: {scale} scale, {number}, {len(results(block))} done")
     for dataset in datasets:
         try:

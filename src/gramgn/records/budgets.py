@@ -46,19 +46,21 @@ def with_seconds(table: pd.DataFrame, clock: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         table: Rows of `runs`.
-        clock: Rows of `runs`, the first two epochs of each setting.
+        clock: Rows of `runs`, the first two epochs of each setting, with one seed or several.
 
     Returns:
         The table; the seconds of E epochs are those of the first epoch and E - 1 times those of the second one, NaN
-        where `clock` has no run of the same settings, data set and scale.
+        where `clock` has no run of the same settings, data set and scale. Where it has n of them, the run with seed s
+        takes those of number s mod n, so that median and range over three or more seeds are those of the n runs.
     """
-    at = {
-        (*place, epoch): seconds
-        for place, epoch, seconds in zip(_places(clock), clock["epoch"], clock["train_s"], strict=True)
-    }
+    measured: dict[tuple[object, ...], dict[str, list[float]]] = {}
+    timed = clock.sort_values(["seed", "epoch"])
+    for place, run, seconds in zip(_places(timed), timed["run"], timed["train_s"], strict=True):
+        measured.setdefault(place, {}).setdefault(run, []).append(seconds)
     values = []
-    for place, epoch in zip(_places(table), table["epoch"], strict=True):
-        first, both = (at.get((*place, each), math.nan) for each in (1, 2))
+    for place, seed, epoch in zip(_places(table), table["seed"], table["epoch"], strict=True):
+        found = [times for times in measured.get(place, {}).values() if len(times) == 2] or [[math.nan] * 2]
+        first, both = found[int(seed) % len(found)]
         values.append(first + (epoch - 1) * (both - first))
     return table.assign(train_s=values).astype({"train_s": "float64"})
 

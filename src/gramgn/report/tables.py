@@ -48,7 +48,7 @@ def budget_table(ends: pd.DataFrame, ours: Collection[str]) -> str:
         [
             *(run_label(own), str(epochs), str(len(own))),
             *(spread(own[column]) for column in columns),
-            number(float(own["train_s"].median())),
+            spread(own["train_s"]),
         ]
         for epochs, length in ends.groupby("epochs")
         for method in ordered(ends, ours)
