@@ -32,7 +32,7 @@ from gramgn.figures import (  # noqa: E402
     draw_study,
     make_grid,
 )
-from gramgn.records import at_end, runs, with_seconds, write_atomic  # noqa: E402
+from gramgn.records import at_end, baselines, runs, with_seconds, write_atomic  # noqa: E402
 from gramgn.report import tables  # noqa: E402
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def sections(found: Evidence) -> dict[str, str]:
         "summary": summary + pictures("budgets", "Validation loss at the end of a budget", ends),
         "details": pictures("lengths", "Training and test loss against epoch", ends)
         + "".join(f"\n{details(*place, own)}" for place, own in ends.items()),
+        "cost": cost(found),
         "trials": "\n".join(trials(dataset) for block, dataset in found.whole if block == "refine"),
         "claims": claims_section(found.of("paper", "desk_paper")),
         "sensitivity": sensitivity(found),
@@ -182,6 +183,22 @@ def details(dataset: str, size: str, ends: pd.DataFrame) -> str:
     )
 
 
+def cost(found: Evidence) -> str:
+    """Return what an epoch of ours costs next to the strongest baseline, and one of the paper's GGN next to SGD."""
+    pairs = []
+    for place, rows in found.of("final", "desk").items():
+        method = rows["optimizer"] + " on " + rows["model"]
+        strongest, budget = baselines(at_end(rows), ours=OURS)[0]
+        other = rows[(method == strongest) & (rows["epochs"] == budget)]
+        longest = [rows[(method == each) & (rows["epochs"] == rows["epochs"].max())] for each in OURS]
+        pairs += [(*place, own, other) for own in longest if len(own)]
+    for place, rows in found.of("paper", "desk_paper").items():
+        on_fixup = rows[rows["model"] == "resnet_fixup"]
+        own = on_fixup[on_fixup["damping_convention"] == "mean"]
+        pairs.append((*place, own, on_fixup[on_fixup["optimizer"] == "sgd"]))
+    return tables.cost_table(pairs) if pairs and "clock" in found.tables else ""
+
+
 def trials(dataset: str) -> str:
     """Return the trial of each method that was chosen on a data set for each budget."""
     lengths = evidence.BUDGETS["laptop"]
@@ -202,10 +219,10 @@ def claims_section(places: dict[tuple[str, str], pd.DataFrame]) -> str:
     rows = []
     for (dataset, size), table in places.items():
         method = table["optimizer"] + " " + table["model"]
-        baselines = [table[method == f"sgd {model}"] for model in ("resnet_bn", "resnet_fixup")]
+        sgd = [table[method == f"sgd {model}"] for model in ("resnet_bn", "resnet_fixup")]
         ggn = table[method == "ggn resnet_fixup"]
         for convention, own in ggn.groupby("damping_convention"):
-            rows.append([dataset, size, f"next to the {convention}", *tables.claims_row(own, baselines)])
+            rows.append([dataset, size, f"next to the {convention}", *tables.claims_row(own, sgd)])
     header = ("training loss within 0.05", "ahead per epoch", "ahead per second", "test loss falls faster")
     return tables.markdown(("data set", "size", "α", *header, "test loss ends lower"), rows) if rows else ""
 

@@ -18,7 +18,7 @@ from evidence_cases import script, write_block
 
 from gramgn.errors import InputError
 from gramgn.figures import house_style
-from gramgn.records import at_end, runs, write_results
+from gramgn.records import at_end, runs, time_to_target, verdicts, write_results
 
 OURS = "GGN, recommended on ResNetGN"
 
@@ -122,6 +122,27 @@ def test_prose_says_what_the_files_say(modules: tuple[ModuleType, ModuleType], r
     assert set(good["dataset"]) == {"rotation"}
 
 
+def test_prose_on_seconds_says_what_the_files_say(modules: tuple[ModuleType, ModuleType]) -> None:
+    evidence, results = modules
+    sooner, shares = {}, []
+    for place, rows in results.Evidence().of("final").items():
+        ends = at_end(rows)
+        for method in evidence.OURS_AND_RECIPE:
+            per_epoch, per_second, _ = verdicts(ends, method, ours=evidence.OURS_AND_RECIPE)
+            assert (per_epoch.answer, per_epoch.epochs) == (per_second.answer, per_second.epochs) or not (
+                per_epoch.differences or per_second.differences
+            )
+            for column in ("val_loss", "train_loss"):
+                times = time_to_target(ends, ours=evidence.OURS_AND_RECIPE, column=column).loc[method]
+                if times["epochs_ratio"] < 1:
+                    sooner[place[0], column, method] = times["epochs_ratio"]
+                    shares.append(times["train_s_ratio"])
+    assert sooner == {("RetinaMNIST", "train_loss", each): 0.5 for each in evidence.OURS_AND_RECIPE}
+    assert all(0.6 < share < 0.7 for share in shares)
+    ratios = [line.split(" | ")[6].split()[0] for line in results.cost(results.Evidence()).splitlines()[2:]]
+    assert 1 < float(min(ratios)) < float(max(ratios)) < 1.3
+
+
 def test_prose_on_desk_size_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
     ends = at_end(runs(modules[0].RESULTS / "evidence_desk.csv"))
     medians = (
@@ -184,6 +205,11 @@ def test_tables_hold_the_numbers_of_the_file(pages: ModuleType) -> None:
     assert expected in line
     # The clock: 1.4 s for a first epoch, 1 s for each other, 1.5 times as long for GGN.
     assert line.endswith(f"| {1.5 * (1.4 + 5):.3g} |")
+    costs = re.findall(
+        r"^\| SYNTHETIC bone age \|.* \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|$", texts["cost"], re.M
+    )
+    assert costs == [("1.5", "1", "1.5", "0.6")] * len(costs)
+    assert len(costs) == 5, "two of ours at laptop size, one at desk size, the paper's GGN at both"
     assert "SYNTHETIC bone age" in texts["summary"]
     best = min(
         float(row["val_loss"])

@@ -127,6 +127,23 @@ def summary_table(places: Mapping[tuple[str, str], pd.DataFrame], ours: Collecti
     return markdown(("data set", "size", "strongest baseline", "method", *questions), rows)
 
 
+def cost_table(pairs: Iterable[tuple[str, str, pd.DataFrame, pd.DataFrame]]) -> str:
+    """Return what an epoch of GGN costs next to one of a baseline.
+
+    Args:
+        pairs: Names of data set and size; rows of GGN's runs and of the baseline's, each with one setting, the seconds
+            of a clock, and the same seeds.
+    """
+    rows = []
+    for dataset, size, *both in pairs:
+        clocks = [runs.pivot(index="seed", columns="epoch", values="train_s") for runs in both]
+        (own, other), (first, _) = ([clock[2] - clock[1] for clock in clocks], [clock[1] for clock in clocks])
+        labels = [f"{run_label(runs)}, batch {runs['batch_size'].iloc[0]}" for runs in both]
+        rows.append([dataset, size, *labels, *map(spread, (own, other, own / other, first - own))])
+    header = ("seconds of an epoch, GGN", "baseline", "ratio", "seconds more for GGN's first epoch")
+    return markdown(("data set", "size", "GGN", "baseline", *header), rows)
+
+
 def claims_row(ggn: pd.DataFrame, sgd: Sequence[pd.DataFrame]) -> list[str]:
     """Return what the paper claims of GGN, measured seed by seed against the better of the SGD curves.
 
