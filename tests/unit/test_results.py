@@ -8,7 +8,7 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -120,6 +120,41 @@ def test_prose_says_what_the_files_say(modules: tuple[ModuleType, ModuleType], r
     good = ends[ends["train_loss"] < 10]
     assert len(good) < 10, "of 20"
     assert set(good["dataset"]) == {"rotation"}
+
+
+def test_prose_on_the_recipe_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
+    evidence, _ = modules
+    losses = evidence.results("recipe")
+    assert len(losses) == 59
+
+    def mean(words: str, batch: int, alpha: float, seeds: Sequence[int] = (100, 101, 102)) -> float:
+        """Return the mean validation loss of a setting over those of the seeds that it was run with."""
+        words = f"optimizer=ggn_spring model=resnet_gn schedule={words} trainer.batch_size={batch}"
+        setting = evidence.varied(words, f"optimizer.alpha={alpha:g}")
+        keys = [evidence.key(evidence.job("rsna_synthetic", "laptop", setting, 6, seed)) for seed in seeds]
+        return statistics.mean(losses[key] for key in keys if key in losses)
+
+    falling, recipe = "schedule.alpha=0.1", mean("one_cycle schedule.alpha=0.03", 64, 4.8)
+    assert sum(loss < recipe for loss in losses.values()) == 2, "two of its own three seeds"
+    for words, *setting in (
+        ("linear", 64, 1.6),
+        ("linear", 64, 4.8),
+        ("linear", 256, 1.2),
+        ("one_cycle", 64, 1.6),
+    ):
+        assert recipe < mean(f"{words} {falling}", *setting) < mean(words, *setting)
+    for after, *setting in ((falling, 128, 0.8), (falling, 64, 1.6), ("", 64, 1.6)):
+        assert recipe < mean(f"one_cycle {after}", *setting) < mean(f"linear {after}", *setting)
+    plain = {setting: mean("linear", *setting) for setting in ((64, 1.6), (256, 1.2))}
+    for setting, least in plain.items():
+        assert mean("linear optimizer.momentum=0.95", *setting) > least
+    assert mean("linear optimizer.damping_convention=trace", 256, 0.3) > 0.98 * plain[256, 1.2]
+    for words in ("linear schedule.momentum=0.98", "linear schedule.alpha=10", "cosine"):
+        assert mean(words, 256, 1.2) > 0.98 * plain[256, 1.2]
+    assert mean(f"one_cycle {falling}", 256, 0.8) > mean(f"one_cycle {falling}", 128, 0.8)
+    before = "one_cycle schedule.alpha=0.03"
+    for words in ("model.num_groups=2", "model.num_groups=16", "schedule.warmup=0.15"):
+        assert mean(f"{before} {words}", 128, 2.4, (100,)) > mean(before, 128, 2.4, (100,))
 
 
 def test_prose_on_seconds_says_what_the_files_say(modules: tuple[ModuleType, ModuleType]) -> None:
