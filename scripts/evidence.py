@@ -224,6 +224,12 @@ def planned(block: str, dataset: str) -> list[list[str]]:
     ]
 
 
+def missing(block: str, dataset: str) -> list[list[str]]:
+    """Return the planned runs that are not in the block's file."""
+    there = results(block)
+    return [words for words in planned(block, dataset) if key(words) not in there]
+
+
 def command(block: str, dataset: str, jobs: Sequence[Sequence[str]]) -> list[str]:
     """Return the arguments of train.py for some runs of a block on a data set."""
     points = ",".join(f"'{' '.join(words[1:])}'" for words in jobs)
@@ -235,12 +241,11 @@ def run(block: str, datasets: Sequence[str], extra: Sequence[str]) -> int:
     """Run what is missing of a block on some of its data sets and return the exit code."""
     worst = 0
     for dataset in datasets:
-        jobs, there = planned(block, dataset), results(block)
-        missing = [words for words in jobs if key(words) not in there]
-        say(f"\n{block} on {dataset}: {counted(len(jobs), 'run')}, {len(missing)} missing")
-        if missing:
+        number, left = len(planned(block, dataset)), missing(block, dataset)
+        say(f"\n{block} on {dataset}: {counted(number, 'run')}, {len(left)} missing")
+        if left:
             try:
-                code = train_command([*command(block, dataset, missing), *extra], ROOT)
+                code = train_command([*command(block, dataset, left), *extra], ROOT)
             finally:
                 export(block)
             if code not in (0, 1):
@@ -278,6 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         for block in blocks:
             datasets = [each for each in BLOCKS[block][0] if given.dataset in (None, each)]
+            if given.block and not datasets:
+                known = ", ".join(BLOCKS[block][0])
+                raise InputError(f"the block {block} has no runs on {given.dataset}; its data sets: {known}")
             if given.commands:
                 for words in (words for dataset in datasets for words in planned(block, dataset)):
                     print(f"python train.py {shlex.join(words)} trainer.threads=1 tracking=none")
@@ -298,12 +306,9 @@ def show(block: str, datasets: Sequence[str]) -> None:
     print(f"{block}: {scale} scale, {number}, {len(results(block))} done")
     for dataset in datasets:
         try:
-            jobs = planned(block, dataset)
+            print(f"  {dataset}: {len(missing(block, dataset))} of {len(planned(block, dataset))} missing")
         except InputError as error:
             print(f"  {error}")
-            continue
-        missing = [words for words in jobs if key(words) not in results(block)]
-        print(f"  {dataset}: {len(missing)} of {len(jobs)} missing")
 
 
 if __name__ == "__main__":

@@ -108,9 +108,14 @@ def test_nothing_is_repeated_and_tuning_sees_no_test_losses(evidence: ModuleType
     assert sorted(path.read_text().splitlines()) == sorted("".join(lines).splitlines())
 
 
-def test_a_block_needs_those_before_it(evidence: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_needs_those_before_it(
+    evidence: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert evidence.main(["--block", "final"]) == 2
     assert "run the blocks tune and refine first" in capsys.readouterr().err
+    monkeypatch.setitem(evidence.BLOCKS, "desk", (("rsna_synthetic",), "desk", 21))
+    assert evidence.main(["--block", "desk", "--dataset", "rotation"]) == 2
+    assert "no runs on rotation; its data sets: rsna_synthetic" in capsys.readouterr().err
     assert evidence.main(["--list"]) == 0
     assert "tune: laptop scale, 340 runs, 0 done" in capsys.readouterr().out
     assert evidence.main(["--commands", "--block", "tune"]) == 0

@@ -305,13 +305,13 @@ def test_verdicts(name: str, third: tuple[float, ...], whole: tuple[float, ...],
 def test_seconds_are_those_of_the_clock() -> None:
     """The first epoch's seconds once, the second's for every other; none where nothing was measured.
 
-    Of the three clock runs the one that diverged in its first epoch counts nowhere, and seed 3 takes number 3 mod 2.
+    Of the three clock runs the one that diverged counts nowhere, and seed 3 takes number 3 mod 2.
     """
     columns = runs("nowhere").columns
     rows = [{"lr": lr, "seed": 3, "epoch": epoch, "train_s": 77.0} for lr in (0.1, 0.2) for epoch in (1, 4)]
     clock = [
-        {"lr": 0.1, "seed": seed, "run": f"clock-{seed}", "epoch": epoch, "train_s": seconds}
-        for seed, times in ((2, (5.0, 8.0)), (1, (1.0,)), (0, (6.0, 8.0)))
+        {"lr": 0.1, "seed": seed, "run": f"{seed}", "state": state, "epoch": epoch, "train_s": seconds}
+        for seed, state, times in ((2, "done", (5, 8)), (1, "diverged", (1, 1.1)), (0, "done", (6, 8)))
         for epoch, seconds in enumerate(times, 1)
     ]
     table, timed = (

@@ -50,19 +50,22 @@ def with_seconds(table: pd.DataFrame, clock: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The table; the seconds of E epochs are those of the first epoch and E - 1 times those of the second one, NaN
-        where `clock` has no run of the same settings, data set and scale. Where it has n of them, the run with seed s
-        takes those of number s mod n, so that median and range over three or more seeds are those of the n runs.
+        where `clock` has no finished run of the same settings, data set and scale. Where it has n of them, the run
+        with seed s takes those of number s mod n: with n = 3, median and range over three or five seeds are those of
+        the clock runs.
     """
     measured: dict[tuple[object, ...], dict[str, list[float]]] = {}
-    timed = clock.sort_values(["seed", "epoch"])
+    timed = clock[clock["state"] == "done"].sort_values(["seed", "epoch"])
     for place, run, seconds in zip(_places(timed), timed["run"], timed["train_s"], strict=True):
         measured.setdefault(place, {}).setdefault(run, []).append(seconds)
-    values = []
-    for place, seed, epoch in zip(_places(table), table["seed"], table["epoch"], strict=True):
-        found = [times for times in measured.get(place, {}).values() if len(times) == 2] or [[math.nan] * 2]
-        first, both = found[int(seed) % len(found)]
-        values.append(first + (epoch - 1) * (both - first))
-    return table.assign(train_s=values).astype({"train_s": "float64"})
+    found = [
+        (runs := list(measured.get(place, {"": [math.nan] * 2}).values()))[int(seed) % len(runs)]
+        for place, seed in zip(_places(table), table["seed"], strict=True)
+    ]
+    later = table["epoch"].astype("float64") - 1
+    return table.assign(
+        train_s=[first for first, _ in found] + later * [both - first for first, both in found]
+    )
 
 
 def at_end(table: pd.DataFrame) -> pd.DataFrame:

@@ -60,6 +60,7 @@ def budget_table(ends: pd.DataFrame, ours: Collection[str]) -> str:
 
 def target_table(ends: pd.DataFrame, ours: Collection[str]) -> str:
     """Return the shortest budgets that reach the strongest baseline's losses; see `time_to_target`."""
+    lengths = ends.groupby("method")["epochs"].nunique()
     found = [time_to_target(ends, ours=ours, column=column) for column in ("val_loss", "train_loss")]
     header = ["method"]
     for name, times in zip(("validation", "training"), found, strict=True):
@@ -70,7 +71,8 @@ def target_table(ends: pd.DataFrame, ours: Collection[str]) -> str:
         for times in found:
             epochs, seconds, epochs_ratio, seconds_ratio = map(float, times.loc[method])
             is_reached = not math.isnan(epochs)
-            row.append(f"{number(epochs)} ({number(epochs_ratio)})" if is_reached else "not reached")
+            untried = ", not run shorter" if lengths[method] == 1 else ""
+            row.append(f"{number(epochs)} ({number(epochs_ratio)}){untried}" if is_reached else "not reached")
             row.append("-" if math.isnan(seconds) else f"{number(seconds)} ({number(seconds_ratio)})")
         rows.append(row)
     return markdown(header, rows)
@@ -136,7 +138,10 @@ def cost_table(pairs: Iterable[tuple[str, str, pd.DataFrame, pd.DataFrame]]) -> 
     """
     rows = []
     for dataset, size, *both in pairs:
-        clocks = [runs.pivot(index="seed", columns="epoch", values="train_s") for runs in both]
+        clocks = [
+            runs.pivot(index="seed", columns="epoch", values="train_s").reindex(columns=[1, 2])
+            for runs in both
+        ]
         (own, other), (first, _) = ([clock[2] - clock[1] for clock in clocks], [clock[1] for clock in clocks])
         labels = [f"{run_label(runs)}, batch {runs['batch_size'].iloc[0]}" for runs in both]
         rows.append([dataset, size, *labels, *map(spread, (own, other, own / other, first - own))])
