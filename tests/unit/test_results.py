@@ -128,7 +128,9 @@ def test_prose_on_losses_says_what_the_files_say(modules: tuple[ModuleType, Modu
 
 
 def test_prose_on_the_paper_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
-    paper = runs(modules[0].RESULTS / "evidence_paper.csv")
+    evidence, results = modules
+    claims = results.sections(results.Evidence())["claims"]
+    paper = runs(evidence.RESULTS / "evidence_paper.csv")
     assert paper[paper["epoch"] == 1]["step"].dropna().between(9, 17).all()
     ends = paper[(paper["damping_convention"] == "sum") & (paper["epoch"] == paper["epochs"])]
     good = ends[ends["train_loss"] < 10]
@@ -143,7 +145,30 @@ def test_prose_on_the_paper_says_what_the_file_says(modules: tuple[ModuleType, M
     assert losses["retinamnist"][1] > 1.1 * losses["retinamnist"][2]
     assert losses["retinamnist"][2:6].max() < 1.05 * losses["retinamnist"][2:6].min()
     assert losses["retinamnist"][10:].median() > 1.1 * losses["retinamnist"][2]
-    first = pd.read_csv(modules[0].RESULTS / "first_epochs.csv")
+    holding = re.findall(r"^\| (.*?) \| (\w+) \|.*\*\*yes\*\*: [^|]* \|$", claims, re.MULTILINE)
+    assert holding == [
+        ("SYNTHETIC faces", "laptop"),
+        ("SYNTHETIC bone age", "desk"),
+        ("SYNTHETIC faces", "desk"),
+    ]
+    assert claims.count("**yes**") == len(holding), "only that the test loss ends lower"
+    behind = re.findall(
+        r"^\| .* \| desk \| [^|]*\|[^|]*\| \*\*no\*\*: [^|]*\| \*\*no\*\*", claims, re.MULTILINE
+    )
+    assert len(behind) == 2
+    desk = runs(evidence.RESULTS / "evidence_desk_paper.csv")
+    losses = desk.pivot(
+        index="epoch", columns=["dataset", "optimizer", "model", "seed"], values="train_loss"
+    ).sort_index(axis=1)
+    for dataset in evidence.SYNTHETIC:
+        ggn, on_bn, on_fixup = (
+            losses[dataset, optimizer, f"resnet_{model}"]
+            for optimizer, model in (("ggn", "fixup"), ("sgd", "bn"), ("sgd", "fixup"))
+        )
+        assert ggn.loc[10].max() < 0.6
+        assert (on_bn.loc[30] < ggn.loc[30]).all()
+        assert on_fixup.loc[30].min() > 2 / 3
+    first = pd.read_csv(evidence.RESULTS / "first_epochs.csv")
     plain = first[(first["dataset"] == "rotation") & (first["variant"] == "plain")]
     growth = plain.groupby("step")["mean_eigenvalue"].median()
     assert growth[:17].max() > 20 * growth[1]
@@ -193,8 +218,12 @@ def test_prose_on_seconds_says_what_the_files_say(modules: tuple[ModuleType, Mod
                 per_epoch.differences or per_second.differences
             )
     lines = results.cost(results.Evidence()).splitlines()[2:]
-    ratios = [float(line.split(" | ")[6].split()[0]) for line in lines]
-    assert 1 < min(ratios) < max(ratios) < 1.3
+    ratios = [
+        float(line.split(" | ")[6].split()[0])
+        for line in lines
+        if "ResNetFixup" not in line and "laptop" in line
+    ]
+    assert 1.12 < min(ratios) < max(ratios) < 1.38
 
 
 def test_prose_on_desk_size_says_what_the_file_says(modules: tuple[ModuleType, ModuleType]) -> None:
