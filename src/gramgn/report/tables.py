@@ -138,14 +138,14 @@ def cost_table(pairs: Iterable[tuple[str, str, pd.DataFrame, pd.DataFrame]]) -> 
     """
     rows = []
     for dataset, size, *both in pairs:
-        clocks = [
+        ggn, baseline = (
             runs.pivot(index="seed", columns="epoch", values="train_s").reindex(columns=[1, 2])
             for runs in both
-        ]
-        (own, other), (first, _) = ([clock[2] - clock[1] for clock in clocks], [clock[1] for clock in clocks])
+        )
+        own, other = ggn[2] - ggn[1], baseline[2] - baseline[1]
         labels = [f"{run_label(runs)}, batch {runs['batch_size'].iloc[0]}" for runs in both]
-        rows.append([dataset, size, *labels, *map(spread, (own, other, own / other, first - own))])
-    header = ("seconds of an epoch, GGN", "baseline", "ratio", "seconds more for GGN's first epoch")
+        rows.append([dataset, size, *labels, *map(spread, (own, other, own / other, ggn[1] - own))])
+    header = ("an epoch of GGN, s", "of the baseline, s", "ratio", "more for GGN's first epoch, s")
     return markdown(("data set", "size", "GGN", "baseline", *header), rows)
 
 
